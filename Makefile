@@ -1,0 +1,82 @@
+# `make demo` and `make test` do all of their own set-up on a fresh machine.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+
+CC ?= gcc
+LIB ?= plugin_bridge/lib
+NATIVE := plugin_bridge/native
+CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Werror
+PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c decide.c measure.c tuner.c profiler.c)
+READER_SRC := $(addprefix $(NATIVE)/,table.c reader.c bench.c)
+HOST_SRC := $(wildcard plugin_bridge/host/*.c)
+HEADERS := $(wildcard $(NATIVE)/*.h plugin_bridge/host/*.h)
+STRESS_SRC := tests/plugin_bridge/native/stress.c
+
+.PHONY: demo test test-all acceptance sanitize native lint format venv clean
+
+demo: $(VENV)/ready
+	RAY_AUTH_MODE=disabled $(BIN)/dynamiccl demo
+
+test: $(VENV)/ready
+	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest
+
+test-all: $(VENV)/ready
+	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -m ""
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(HEADERS) $(NATIVE)/*.c $(HOST_SRC) $(wildcard tests/plugin_bridge/native/*.c)
+	files=$$(find dynamiccl_ray plugin_bridge actors trainers -name '*.py' | wc -l); \
+	    $(BIN)/mypy | tee /dev/stderr | grep -q "no issues found in $$files source files"
+
+format: $(VENV)/ready
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(HEADERS) $(NATIVE)/*.c $(HOST_SRC) $(wildcard tests/plugin_bridge/native/*.c)
+
+venv: $(VENV)/ready
+
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(HOST_SRC) $(HEADERS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+# One shared object under both of the names that NCCL looks for.
+native: $(LIB)/libnccl-tuner-dynamiccl.so $(LIB)/libnccl-profiler-dynamiccl.so $(LIB)/libdynamiccl-channel.so \
+	$(LIB)/dynamiccl-nccl-host
+
+$(LIB)/libnccl-tuner-dynamiccl.so: $(PLUGIN_SRC) $(HEADERS)
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) $(SANITIZE) -fPIC -fvisibility=hidden -shared -o $@ $(PLUGIN_SRC)
+
+$(LIB)/libnccl-profiler-dynamiccl.so: $(LIB)/libnccl-tuner-dynamiccl.so
+	ln -sf libnccl-tuner-dynamiccl.so $@
+
+$(LIB)/libdynamiccl-channel.so: $(READER_SRC) $(HEADERS)
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) -fPIC -shared -o $@ $(READER_SRC)
+
+$(LIB)/dynamiccl-nccl-host: $(HOST_SRC) $(HEADERS)
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(HOST_SRC) -ldl -lpthread -lm
+
+# The demo as a newcomer runs it, and its promises checked.
+acceptance: $(VENV)/ready
+	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -q -m "" tests/test_demo.py
+
+# The plugin, the host that drives it and a threaded stress test of both ends of the channel, under each sanitizer.
+sanitize: $(VENV)/ready
+	for s in address,undefined thread; do \
+	    dir=build/$$s && mkdir -p $$dir && \
+	    $(MAKE) --no-print-directory native LIB=$$dir SANITIZE="-fsanitize=$$s -fno-sanitize-recover=all" && \
+	    $(CC) $(CFLAGS) -DDCC_STRESS -fsanitize=$$s -fno-sanitize-recover=all -I$(NATIVE) -o $$dir/stress $(STRESS_SRC) \
+	        $(PLUGIN_SRC) $(NATIVE)/reader.c -lpthread && \
+	    $$dir/stress && \
+	    DYNAMICCL_NATIVE_DIR=$$dir $(BIN)/python -m pytest -q tests/plugin_bridge/test_plugin.py || exit 1; \
+	done
+
+clean:
+	rm -rf $(VENV) build $(LIB) *.egg-info

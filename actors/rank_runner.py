@@ -1,0 +1,479 @@
+"""The rank-local actor: drains its ranks' records, infers the next table beside them, and takes part in agreement.
+
+An RLlib EnvRunner: ``sample`` runs one round of decision epochs on the live job and returns one episode per key
+stream. Every runner computes the same decisions from (weights, context, seed); each returns the streams of its own
+share of the keys, so that nothing is learned twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import ray
+import torch
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.env import INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from actors.messages import CommContext, Context, Coordination, Member, Phase, RankEpoch
+from dynamiccl_ray import observation, policy
+from dynamiccl_ray.agreement import Answer
+from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.knobs import OWN_PAIR
+from dynamiccl_ray.table import Action, DecisionTable
+from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Prepared, segments
+
+log = logging.getLogger("dynamiccl.runner")
+
+OBSERVATION_SPACE = gym.spaces.Box(-4.0, 4.0, (observation.SIZE,), np.float32)
+ACTION_SPACE = gym.spaces.MultiDiscrete(policy.ACTION_HEADS)
+
+# The hold lies this many times the usual way to the coordinator and back ahead. Too near costs a wait at the hold,
+# too far only delays the switch.
+HOLD_FACTOR = 2.0
+FIRST_PROMISE_S = 0.02
+LEAST_MARGIN = 8
+POLL_S = 0.001
+
+
+@dataclass(eq=False)
+class _Rank:
+    """One claimed segment."""
+
+    channel: Channel
+    comm: int
+    rank: int
+    records: list[npt.NDArray[Any]] = field(default_factory=list)
+    cost_rows: int = 0
+    max_channels: int = 1
+    unused: int = 0
+    last_dseq: int = 0
+    last_seen: float = 0.0
+    rate_hz: float = 0.0
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One key's episode in the making."""
+
+    observations: list[npt.NDArray[np.float32]]
+    actions: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+    log_probs: list[float] = field(default_factory=list)
+    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
+    states: list[dict[str, npt.NDArray[np.float32]]] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Decided:
+    """One communicator's decisions of one epoch."""
+
+    version: int
+    keys: npt.NDArray[np.int64]
+    obs: npt.NDArray[np.float32]
+    actions: npt.NDArray[np.int64]
+    log_probs: npt.NDArray[np.float32]
+    logits: npt.NDArray[np.float32]
+    states: dict[str, npt.NDArray[np.float32]]
+    entropy: float | None
+    learn: bool
+    in_force: bool = False
+
+
+class RankRunner(EnvRunner):  # type: ignore[misc]
+    """``config.env_config``: ``coordination`` (called to reach the coordinator), ``job`` and ``experiment``.
+
+    ``advance``, if there, lets an emulated job run that many more collectives and then stand still: epochs then
+    begin and end at the same call in every run, and a run can be repeated exactly.
+    """
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        torch.set_num_threads(1)
+        env = config.env_config
+        self._coordination: Coordination = env["coordination"]()
+        self._job: str = env["job"]
+        self._experiment = env["experiment"]
+        self._share = (max(0, (self.worker_index or 1) - 1), max(1, self.num_workers))
+        self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
+        self.module = config.rl_module_spec.build()
+        self.module.eval()
+        self._weights_version = 0
+        self._ranks: dict[str, _Rank] = {}
+        self._advance: Callable[[int], int] | None = env.get("advance")
+        self._version: dict[int, int] = {}
+        self._promise_s = FIRST_PROMISE_S
+        self._alive, self._alive_at = True, 0.0
+        self._buffer = np.empty(1 << 16, RECORD_DTYPE)
+
+    # -- RLlib's interface --
+
+    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
+        spaces = (OBSERVATION_SPACE, ACTION_SPACE)
+        return {INPUT_ENV_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
+
+    def assert_healthy(self) -> None:
+        assert self.module is not None
+
+    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if COMPONENT_RL_MODULE in state:
+            weights = state[COMPONENT_RL_MODULE]
+            if isinstance(weights, ray.ObjectRef):
+                weights = ray.get(weights)
+            self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
+            self._weights_version = int(state.get("weights_seq_no", self._weights_version))
+
+    def get_metrics(self) -> Any:
+        return self.metrics.reduce()
+
+    def stop(self) -> None:
+        for rank in self._ranks.values():
+            rank.channel.close()
+        self._ranks = {}
+
+    def sample(self, **_: Any) -> list[SingleAgentEpisode]:
+        """One round: decision epochs until the coordinator ends it. One episode per key of this runner's share."""
+        self._claim()
+        if not self._ranks:
+            time.sleep(0.2)
+        context = self._coordination.join(self._name, [self._member(r) for r in self._ranks.values()])
+        streams: dict[tuple[int, int], _Stream] = {}
+        finished: list[SingleAgentEpisode] = []
+        lstm: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
+        while not context.stop:
+            decided = {c.comm: self._decide(c, context, lstm.setdefault(c.comm, {})) for c in context.comms}
+            for comm in context.comms:
+                if decided[comm.comm].learn:
+                    self._open_streams(streams, comm, decided[comm.comm])
+                self._switch(comm, context, decided[comm.comm])
+            self._collect(context)
+            entropies = [d.entropy for d in decided.values() if d.entropy is not None]
+            report = [self._epoch(rank) for rank in self._ranks.values()]
+            context = self._coordination.report(
+                self._name, context.epoch, report, float(np.mean(entropies)) if entropies else None
+            )
+            for comm in context.comms:
+                if comm.comm in decided and decided[comm.comm].learn:
+                    finished += self._close_steps(streams, comm, decided[comm.comm], lstm[comm.comm])
+            if context.round_end:
+                break
+        return finished + [e for stream in streams.values() if (e := self._episode(stream)) is not None]
+
+    # -- segments --
+
+    def _claim(self) -> None:
+        """Takes every unclaimed segment of the job on this node, up to its share of ranks, and drops dead ones."""
+        for name, rank in list(self._ranks.items()):
+            if not rank.channel.alive:
+                rank.channel.close()
+                del self._ranks[name]
+        room = self._experiment.ray.ranks_per_actor
+        for path in sorted(segments(self._job)):
+            if len({(r.comm, r.rank) for r in self._ranks.values()}) >= room or path.name in self._ranks:
+                continue
+            try:
+                channel = Channel(path)
+            except ChannelError:
+                continue  # another runner's, or still starting: look again next round
+            identity = channel.identity
+            if identity.rank is None or identity.ranks < 2 or not channel.alive:
+                channel.close()
+                continue
+            self._ranks[path.name] = _Rank(
+                channel, identity.comm_id, identity.rank, last_seen=time.monotonic()
+            )
+
+    def _member(self, rank: _Rank) -> Member:
+        identity, status = rank.channel.identity, rank.channel.status
+        return Member(
+            comm=rank.comm,
+            rank=rank.rank,
+            ranks=identity.ranks,
+            nodes=identity.nodes,
+            tuner_abi=identity.tuner_abi,
+            profiler_abi=identity.profiler_abi,
+            user_env=identity.user_env,
+            dseq=status.dseq,
+            version=max(status.base_version, status.pending_version),
+        )
+
+    # -- decisions --
+
+    def _decide(
+        self, comm: CommContext, context: Context, lstm: dict[int, dict[str, torch.Tensor]]
+    ) -> _Decided:
+        """The same on every rank: nothing here was measured by this rank alone."""
+        obs = observation.encode(comm.topology, comm.view)
+        n = len(comm.keys)
+        if n == 0:
+            return _Decided(
+                version=comm.version,
+                keys=comm.keys,
+                obs=obs,
+                actions=np.zeros((0, 3), np.int64),
+                log_probs=np.zeros(0, np.float32),
+                logits=np.zeros((0, policy.ACTION_LOGITS), np.float32),
+                states={},
+                entropy=None,
+                learn=False,
+            )
+        net: policy.PolicyNetwork = self.module.net
+        initial = net.initial_state()
+        state = {
+            k: torch.stack([lstm[int(key)][k] if int(key) in lstm else initial[k] for key in comm.keys])
+            for k in initial
+        }
+        with torch.no_grad():
+            x = torch.from_numpy(obs).unsqueeze(1)
+            features, after = net.features(x, state)
+            logits = net.logits(x, features)[:, 0]
+            noise = (
+                0.0
+                if context.greedy
+                else torch.from_numpy(policy.gumbel(context.seed, context.epoch, comm.keys))
+            )
+            actions = policy.greedy(torch.where(logits > policy.MASKED / 2, logits + noise, logits))
+            log_probs = policy.log_prob(logits, actions)
+            entropy = float(policy.entropy(logits).mean())
+        if context.phase is Phase.BASELINE or comm.off:
+            actions = torch.zeros_like(actions)
+        for i, key in enumerate(comm.keys):
+            lstm[int(key)] = {k: after[k][i] for k in after}
+        return _Decided(
+            version=comm.version,
+            keys=comm.keys,
+            obs=obs,
+            actions=actions.numpy(),
+            log_probs=log_probs.numpy(),
+            logits=logits.numpy(),
+            states={k: v.numpy() for k, v in after.items()},
+            entropy=entropy,
+            learn=context.phase in (Phase.LEARN, Phase.ADAPT) and not comm.off,
+        )
+
+    def _switch(self, comm: CommContext, context: Context, decided: _Decided) -> None:
+        """Puts the decisions in force on all ranks, or none; skipped when nothing changes."""
+        wanted = {
+            int(key): Action(pair=int(a[0]), channels=int(a[1]), chunk=int(a[2]))
+            for key, a in zip(decided.keys, decided.actions, strict=True)
+            if a.any()
+        }
+        mine = [r for r in self._ranks.values() if r.comm == comm.comm]
+        self._settle(mine, comm.comm)
+        self._version[comm.comm] = comm.version_in_force
+        if comm.comm not in context.adopt and wanted == comm.in_force:
+            decided.in_force = True
+            return
+        if comm.comm in context.adopt:
+            table = DecisionTable.from_bytes(context.adopt[comm.comm]).with_version(comm.version)
+        else:
+            table = DecisionTable.of(
+                comm.version, wanted, max_channels=comm.max_channels, apply=context.apply
+            )
+        answers = []
+        for rank in mine:
+            margin = LEAST_MARGIN
+            if self._advance is None:
+                margin += int(rank.rate_hz * HOLD_FACTOR * self._promise_s)
+            outcome, hold_at, digest = rank.channel.prepare(table, margin)
+            answers.append(
+                Answer(
+                    rank=rank.rank,
+                    digest=digest if outcome is Prepared.PREPARED else table.digest,
+                    hold_at=hold_at if outcome is Prepared.PREPARED else None,
+                )
+            )
+        decision = self._coordination.promise(self._name, comm.comm, comm.version, answers, table.to_bytes())
+        for rank in mine:
+            rank.channel.decide(comm.version, decision.switch_at)
+        if decision.switch_at is not None:
+            self._version[comm.comm] = comm.version
+            decided.in_force = comm.comm not in context.adopt
+
+    def _settle(self, mine: list[_Rank], comm: int) -> None:
+        """Finishes what an earlier runner of these ranks may have left open, and folds what has been decided."""
+        for rank in mine:
+            open_version = rank.channel.status.open_version
+            if open_version and not rank.channel.fold():
+                status = rank.channel.status
+                if status.decision == 0:
+                    # Promised by a runner that is gone: ask what became of it.
+                    answer = Answer(rank=rank.rank, digest=0, hold_at=None)
+                    decision = self._coordination.promise(self._name, comm, open_version, [answer], None)
+                    rank.channel.decide(open_version, decision.switch_at)
+
+    # -- measuring --
+
+    def _collect(self, context: Context) -> None:
+        """Waits until this epoch's share of collectives has been measured on every rank, or time is up."""
+        settings = self._experiment.epochs
+        stop_at = self._advance(settings.collectives + LEAST_MARGIN) if self._advance is not None else None
+        deadline = time.monotonic() + settings.timeout_s
+        need = settings.collectives
+        counts = {name: 0 for name in self._ranks}
+        while True:
+            for name, rank in self._ranks.items():
+                records = rank.channel.drain(self._buffer)
+                if len(records):
+                    version = self._version.get(rank.comm, 0)
+                    mine = records[
+                        (records["version"] == version)
+                        & (records["flags"] & DECIDED != 0)
+                        & (records["flags"] & AGGREGATE == 0)
+                    ].copy()
+                    rank.records.append(mine)
+                    rank.unused += len(records) - len(mine)
+                    counts[name] += len(mine)
+                rank.channel.fold()
+            if counts and min(counts.values()) >= need:
+                break
+            if time.monotonic() > deadline or (
+                not counts and time.monotonic() > deadline - settings.timeout_s + 0.2
+            ):
+                break
+            if any(not rank.channel.alive for rank in self._ranks.values()):
+                break
+            time.sleep(POLL_S)
+        now = time.monotonic()
+        for rank in self._ranks.values():
+            rank.channel.beat()
+            dseq = rank.channel.status.dseq
+            if now > rank.last_seen:
+                rank.rate_hz = (dseq - rank.last_dseq) / (now - rank.last_seen)
+            rank.last_dseq, rank.last_seen = dseq, now
+
+    def _all_alive(self) -> bool:
+        """Looked at a few times a second only: it reads /proc."""
+        now = time.monotonic()
+        if now - self._alive_at > 0.25:
+            self._alive_at = now
+            self._alive = all(rank.channel.alive for rank in self._ranks.values())
+        return self._alive
+
+    def _epoch(self, rank: _Rank) -> RankEpoch:
+        """This epoch's records of one rank, and what is new in its segment."""
+        records = np.concatenate(rank.records) if rank.records else self._buffer[:0]
+        rank.records = []
+        unused, rank.unused = rank.unused, 0
+        order = np.argsort(records["dseq"], kind="stable")
+        records = records[order]
+        costs = rank.channel.cost_rows(rank.cost_rows)
+        rank.cost_rows += len(costs)
+        if len(records):
+            rank.max_channels = max(rank.max_channels, int(records["channels"].max()))
+        asked = records["asked_algo"] != 255
+        refused = (
+            asked & (records["flags"] & APPLIED == 0) if self._experiment.mode == "active" else asked & False
+        )
+        status = rank.channel.status
+        return RankEpoch(
+            comm=rank.comm,
+            rank=rank.rank,
+            version=self._version.get(rank.comm, 0),
+            dseq=records["dseq"],
+            key=records["key"],
+            nbytes=records["bytes"],
+            exec_ns=records["exec_ns"],
+            refused=frozenset(int(k) for k in np.unique(records["key"][refused])),
+            costs={int(row["key"]): row["cost_us"].copy() for row in costs},
+            fingerprints=rank.channel.fingerprints(),
+            max_channels=rank.max_channels,
+            unused=unused,
+            dropped=sum(status.dropped.values()),
+        )
+
+    # -- episodes --
+
+    def _mine(self, key: int) -> bool:
+        index, of = self._share
+        return key % of == index
+
+    def _open_streams(
+        self, streams: dict[tuple[int, int], _Stream], comm: CommContext, decided: _Decided
+    ) -> None:
+        for key, obs in zip(decided.keys, decided.obs, strict=True):
+            if self._mine(int(key)):
+                streams.setdefault((comm.comm, int(key)), _Stream(observations=[obs]))
+
+    def _close_steps(
+        self,
+        streams: dict[tuple[int, int], _Stream],
+        comm: CommContext,
+        decided: _Decided,
+        lstm: dict[int, dict[str, torch.Tensor]],
+    ) -> list[SingleAgentEpisode]:
+        """Adds the epoch's reward to every stream. A decision that never came into force, or a key that did not
+        run, has none: the stream ends before it and a new one begins, on every runner alike."""
+        after = observation.encode(comm.topology, comm.view)
+        row_of = {int(key): i for i, key in enumerate(comm.keys)}
+        finished = []
+        weights, limit = self._experiment.reward, self._experiment.reward.limit
+        for i, key in enumerate(decided.keys):
+            row = row_of[int(key)]
+            reward = comm.reward[row]
+            valid = decided.in_force and np.isfinite(reward)
+            if not valid:
+                lstm.pop(int(key), None)
+            if not self._mine(int(key)):
+                continue
+            stream = streams[comm.comm, int(key)]
+            if valid:
+                switched = part_last_pair(decided.obs[i]) != decided.actions[i, 0]
+                stream.actions.append(decided.actions[i])
+                stream.rewards.append(float(np.clip(reward, -limit, limit)) - weights.switch * switched)
+                stream.log_probs.append(float(decided.log_probs[i]))
+                stream.logits.append(decided.logits[i])
+                stream.states.append({k: v[i] for k, v in decided.states.items()})
+                stream.observations.append(after[row])
+            else:
+                episode = self._episode(stream)
+                if episode is not None:
+                    finished.append(episode)
+                streams[comm.comm, int(key)] = _Stream(observations=[after[row]])
+        return finished
+
+    def _episode(self, stream: _Stream) -> SingleAgentEpisode | None:
+        if not stream.actions:
+            return None
+        return SingleAgentEpisode(
+            observations=stream.observations,
+            actions=stream.actions,
+            rewards=stream.rewards,
+            infos=[{} for _ in stream.observations],
+            truncated=True,
+            extra_model_outputs={
+                Columns.ACTION_LOGP: stream.log_probs,
+                Columns.ACTION_DIST_INPUTS: stream.logits,
+                Columns.STATE_OUT: stream.states,
+            },
+            observation_space=OBSERVATION_SPACE,
+            action_space=ACTION_SPACE,
+            len_lookback_buffer=0,
+        ).to_numpy()
+
+
+def _standing_still(channel: Channel, dseq: int) -> bool:
+    """Every call up to ``dseq`` has been made, and every one of them has been measured, drained or counted as lost."""
+    status = channel.status
+    return status.dseq >= dseq and status.backlog == 0 and status.records + sum(status.dropped.values()) >= dseq
+
+
+def part_last_pair(obs: npt.NDArray[np.float32]) -> int:
+    """The pair that was in force when the observation was made; -1 for none."""
+    current = observation.part(obs, "pairs")[:, -1]
+    return int(current.argmax()) if current.any() else OWN_PAIR
+
+

@@ -1,0 +1,101 @@
+"""The coordinator across processes: a store in Ray's GCS and a client that never waits for ever."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.experimental import internal_kv
+
+from actors.coordinator import CoordinatorActor, Plan
+from actors.messages import Context, Coordination, Member, RankEpoch
+from dynamiccl_ray.agreement import Answer, Decision, decision_key
+from dynamiccl_ray.errors import RunError
+
+NAMESPACE = "dynamiccl"
+# How long a runner waits for an answer before it takes the coordinator for gone. Ray restarts it meanwhile.
+REPORT_LIMIT_S = 60.0
+PROMISE_LIMIT_S = CoordinatorActor.PROMISE_WAIT_S + 1.0
+
+
+class KvStore:
+    """``agreement.Store`` in Ray's GCS: outlives every actor, and puts are atomic there."""
+
+    def put_if_absent(self, key: str, value: bytes) -> bytes:
+        existed = internal_kv._internal_kv_put(key, value, overwrite=False, namespace=NAMESPACE)
+        if not existed:
+            return value
+        kept = self.get(key)
+        assert kept is not None, f"{key} vanished from the store; records are never deleted"
+        return kept
+
+    def put(self, key: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
+
+    def get(self, key: str) -> bytes | None:
+        value: bytes | None = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
+        return value
+
+
+def start_coordinator(plan: Plan) -> Any:
+    """Starts the coordinator of a run as a named actor that Ray restarts as often as needed."""
+    return (
+        ray.remote(CoordinatorActor)
+        .options(
+            name=f"coordinator-{plan.run}",
+            namespace=NAMESPACE,
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            max_concurrency=1000,
+        )
+        .remote(plan, KvStore())
+    )
+
+
+class RemoteCoordination:
+    """A runner's view of the coordinator actor of ``run``.
+
+    ``report`` may wait for a restart; nothing of training depends on it. ``promise`` may not: ranks that promised
+    wait for the outcome. If the coordinator does not answer in time, the runner records ABORT itself unless a
+    decision is there already, and adopts whatever the store then holds.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._store = KvStore()
+        self._actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
+
+    def join(self, runner: str, members: list[Member]) -> Context:
+        return self._wait(self._actor.join.remote(runner, members))
+
+    def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
+        return self._wait(self._actor.report.remote(runner, epoch, ranks, entropy))
+
+    def promise(
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+    ) -> Decision:
+        try:
+            decision: Decision = ray.get(
+                self._actor.promise.remote(runner, comm, version, answers, table), timeout=PROMISE_LIMIT_S
+            )
+            return decision
+        except (GetTimeoutError, RayActorError):
+            abort = Decision(version=version, switch_at=None)
+            return Decision.parse(
+                self._store.put_if_absent(decision_key(self._run, comm, version), abort.encode())
+            )
+
+    def _wait(self, reference: Any) -> Context:
+        try:
+            context: Context = ray.get(reference, timeout=REPORT_LIMIT_S)
+            return context
+        except (GetTimeoutError, RayActorError) as e:
+            raise RunError(f"the coordinator of run {self._run} has not answered for {REPORT_LIMIT_S:.0f} s") from e
+
+
+def remote_coordination(run: str) -> functools.partial[Coordination]:
+    """What to put into a runner's ``env_config``: called inside the runner's process."""
+    return functools.partial(RemoteCoordination, run)

@@ -1,0 +1,244 @@
+"""What is known of each key of one communicator, from measurements that were reduced over all ranks.
+
+The coordinator owns the only copy; runners see it as part of each epoch's context. Nothing in it depends on a single
+rank's view.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, KeyView
+from dynamiccl_ray.table import Action, key_parts
+from dynamiccl_ray.trigger import Cusum
+
+Ints = npt.NDArray[np.int64]
+Doubles = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """One epoch of one communicator: collectives that every rank reported, times of the slowest rank."""
+
+    key: Ints
+    """(N,) key of each collective, in the order of dseq."""
+    nbytes: Ints
+    """(N,)"""
+    dseq: Ints
+    """(N,)"""
+    time_us: Doubles
+    """(N,) maximum over ranks."""
+    skew: Doubles
+    """(N,) log of that maximum over the median rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """Drift found on one key."""
+
+    key: int
+    dseq: int
+    """Collective whose sample crossed the threshold."""
+
+
+class KeyBook:
+    """Statistics of a growing set of keys; row i of every array is key ``keys[i]``.
+
+    ``valid`` maps a key to the (N_PAIRS, N_CHANNELS) actions that the experiment allows, or gives one mask for all.
+    """
+
+    def __init__(
+        self,
+        *,
+        arl0: float,
+        guardrail_margin: float,
+        guardrail_samples: int,
+        valid: dict[int, npt.NDArray[np.bool_]] | npt.NDArray[np.bool_],
+        valid_chunks: npt.NDArray[np.bool_],
+    ) -> None:
+        self.keys = np.zeros(0, np.int64)
+        self.nbytes = np.zeros(0, np.int64)
+        self._allowed = valid
+        self._chunks = valid_chunks
+        self._guardrail = (guardrail_margin, guardrail_samples)
+        self.cusum = Cusum(arl0)
+        shape = (0, N_PAIRS, N_CHANNELS)
+        self._sum, self._square, self.samples = (np.zeros(shape) for _ in range(3))
+        self._valid = np.zeros(shape, np.bool_)
+        self._baseline_sum, self.baseline_n = np.zeros(0), np.zeros(0)
+        self.cost = np.zeros((0, N_PAIRS))
+        self.last_time, self.idle, self.skew = np.zeros(0), np.zeros(0), np.zeros(0)
+        self.total = np.zeros(0, np.int64)
+        self._old_baseline: Doubles | None = None
+
+    # -- keys --
+
+    def row(self, key: int) -> int:
+        """The row of a key; a new key gets one."""
+        found = np.flatnonzero(self.keys == key)
+        if len(found):
+            return int(found[0])
+        collective_bytes = key_parts(key)[2]
+        self.keys = np.append(self.keys, key)
+        self.nbytes = np.append(self.nbytes, collective_bytes)
+        for name in ("_sum", "_square", "samples", "_baseline_sum", "baseline_n", "cost", "last_time", "idle",
+                     "skew", "total"):  # fmt: skip
+            old = getattr(self, name)
+            setattr(self, name, np.concatenate([old, np.zeros((1, *old.shape[1:]), old.dtype)]))
+        allowed = self._allowed
+        if isinstance(allowed, dict):
+            allowed = allowed.get(key, np.zeros((N_PAIRS, N_CHANNELS), np.bool_))
+        mask = allowed.copy()
+        # Leaving NCCL alone is always possible.
+        mask[OWN_PAIR, 0] = True
+        self._valid = np.concatenate([self._valid, mask[None]])
+        self.cusum.grow(len(self.keys))
+        return len(self.keys) - 1
+
+    def offer(self, key: int, cost_us: npt.NDArray[np.float32]) -> None:
+        """NCCL's own cost table (7, 3) for a key, as one rank saw it: what it marks -1 is not available."""
+        row = self.row(key)
+        flat = cost_us.astype(np.float64).reshape(-1)
+        available = flat >= 0
+        self._valid[row, 1:][~available] = False
+        if available.any():
+            cheapest = max(flat[available].min(), 1e-9)
+            self.cost[row, 1:] = np.where(available, np.log(np.maximum(flat, 1e-9) / cheapest), 0.0)
+
+    def refuse(self, key: int, pair: int) -> None:
+        """NCCL did not take a pair that we asked for: never ask again."""
+        if pair != OWN_PAIR:
+            self._valid[self.row(key), pair] = False
+
+    # -- measurements --
+
+    def add(self, samples: Samples, actions: dict[int, Action], *, watch: bool) -> list[Alarm]:
+        """Books one epoch under the actions that were in force; with ``watch``, looks for drift."""
+        alarms = []
+        self.idle += 1
+        log_time = np.log(samples.time_us)
+        for key in np.unique(samples.key):
+            row = self.row(int(key))
+            mine = samples.key == key
+            x = log_time[mine]
+            action = actions.get(int(key), Action())
+            cell = (row, action.pair, action.channels)
+            self._sum[cell] += x.sum()
+            self._square[cell] += (x * x).sum()
+            self.samples[cell] += len(x)
+            if action == Action():
+                self._baseline_sum[row] += x.sum()
+                self.baseline_n[row] += len(x)
+            self.nbytes[row] = samples.nbytes[mine][0]
+            self.last_time[row] = x.mean()
+            self.skew[row] = samples.skew[mine].mean()
+            self.idle[row] = 0
+            self.total[row] += len(x)
+            if watch:
+                at = self.cusum.update(row, x)
+                if at is not None:
+                    alarms.append(Alarm(key=int(key), dseq=int(samples.dseq[mine][at])))
+        return alarms
+
+    def shift(self) -> None:
+        """The network has changed: keep old evidence as a hint that one epoch outweighs, forget the baseline."""
+        keep = np.minimum(self.samples, 1.0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scale = np.where(self.samples > 0, keep / self.samples, 0.0)
+        # Old times are kept relative to the old baseline, and become relative to the new one in settle().
+        self._old_baseline = self.baseline.copy()
+        self._sum *= scale
+        self._square *= scale
+        self.samples = keep
+        for evidence in (self._sum, self._square, self.samples):
+            evidence[:, OWN_PAIR, 0] = 0
+        self._baseline_sum[:] = 0
+        self.baseline_n[:] = 0
+        self.cusum.reset()
+
+    def settle(self) -> None:
+        """After the baseline has been measured anew: express what was kept against it."""
+        old = self._old_baseline
+        if old is None:
+            return
+        moved = np.zeros(len(self.keys))
+        moved[: len(old)] = self.baseline[: len(old)] - old
+        stale = (self.samples > 0) & (self.samples <= 1)
+        mean = np.where(stale, self._sum + moved[:, None, None], self._sum)
+        self._square = np.where(stale, mean**2, self._square)
+        self._sum = mean
+        self._old_baseline = None
+
+    # -- answers --
+
+    @property
+    def baseline(self) -> Doubles:
+        """(K,) mean log time in us of NCCL's own choice; the last known time where none was measured."""
+        return np.where(
+            self.baseline_n > 0, self._baseline_sum / np.maximum(1, self.baseline_n), self.last_time
+        )
+
+    def log_ratio(self) -> Doubles:
+        """(K, N_PAIRS, N_CHANNELS) mean log time of each action over the baseline; 0 where never measured."""
+        known = self.samples > 0
+        mean = self._sum / np.maximum(self.samples, 1e-9)
+        return np.where(known, mean - self.baseline[:, None, None], 0.0)
+
+    def ruled_out(self) -> npt.NDArray[np.bool_]:
+        """(K, N_PAIRS, N_CHANNELS) actions that the guardrail forbids: worse than NCCL's own with confidence."""
+        margin, least = self._guardrail
+        n = np.maximum(self.samples, 1e-9)
+        mean = self._sum / n
+        variance = np.maximum(self._square / n - mean**2, 1e-4)
+        worse = self.log_ratio() - 2 * np.sqrt(variance / n) > margin
+        worse &= (self.samples >= least) & (self.baseline_n > 0)[:, None, None]
+        worse[:, OWN_PAIR, 0] = False
+        return worse
+
+    def rewards(self, samples: Samples) -> Doubles:
+        """(K,) -log(time / baseline) of this epoch's mean; NaN for keys that did not run."""
+        out = np.full(len(self.keys), np.nan)
+        ran = np.isin(self.keys, samples.key)
+        out[ran] = (self.baseline - self.last_time)[ran]
+        return out
+
+    def view(self, actions: dict[int, Action], heat: float) -> KeyView:
+        """What the policy is shown."""
+        collective, pipelined, _ = (
+            zip(*(key_parts(int(k)) for k in self.keys), strict=True) if len(self.keys) else ((), (), ())
+        )
+        valid = self._valid & ~self.ruled_out()
+        chunks = np.broadcast_to(self._chunks, (len(self.keys), N_PAIRS, N_CHUNKS)).copy()
+        chunks[:, OWN_PAIR] = False
+        chunks[:, :, 0] = True
+        return KeyView(
+            collective=np.asarray(collective, np.int64),
+            nbytes=self.nbytes.copy(),
+            pipelined=np.asarray(pipelined, np.bool_),
+            last_time=(self.last_time - self.baseline).astype(np.float32),
+            idle_epochs=self.idle.astype(np.float32),
+            last_pair=np.array(
+                [actions[int(k)].pair if int(k) in actions else -1 for k in self.keys], np.int64
+            ),
+            cost=self.cost.astype(np.float32),
+            evidence=self.log_ratio().astype(np.float32),
+            samples=self.samples.astype(np.float32),
+            cusum=self.cusum.score.astype(np.float32),
+            skew=self.skew.astype(np.float32),
+            heat=heat,
+            valid_channels=valid,
+            valid_chunks=chunks,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Everything, for a checkpoint."""
+        return {k: v for k, v in self.__dict__.items() if k != "cusum"} | {"cusum": self.cusum.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.cusum.restore(state["cusum"])
+        self.__dict__.update({k: v for k, v in state.items() if k != "cusum"})

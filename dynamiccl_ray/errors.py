@@ -1,0 +1,25 @@
+"""Every exception that users meet.
+
+DynamicclError
+├── ConfigError      an experiment YAML, a data file or a command line is wrong (also a ValueError)
+├── ChannelError     a shared-memory segment cannot be used
+└── RunError         a run cannot start or go on
+"""
+
+from __future__ import annotations
+
+
+class DynamicclError(Exception):
+    """Says what is wrong, the value, what is valid and what to do."""
+
+
+class ConfigError(DynamicclError, ValueError):
+    """The user's input is wrong."""
+
+
+class ChannelError(DynamicclError):
+    """A segment is not ours, of another build, or claimed."""
+
+
+class RunError(DynamicclError):
+    """A run cannot start or go on."""

@@ -1,0 +1,146 @@
+"""Agent-2, the configuration agent: a recurrent network that scores every action of a key by what is known of it.
+
+An LSTM over the decision epochs of a key reads the key's own features; every (algorithm, protocol) pair is then
+scored by one shared network from the LSTM's output and that pair's own features (NCCL's predicted cost, the time
+measured with it, how often). Sharing the scorer makes what is learned of one pair or one machine hold for another.
+
+The action distribution is autoregressive and exact: pair first, then channels and chunk given the pair. The network
+emits the conditional logits of every pair at once, so log-probabilities, entropy and masks need no second pass:
+``ACTION_LOGITS = N_PAIRS * (1 + N_CHANNELS + N_CHUNKS)`` numbers per key. A masked action has logit ``MASKED``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, part
+
+MASKED: Final = -1e9
+ACTION_LOGITS: Final = N_PAIRS * (1 + N_CHANNELS + N_CHUNKS)
+ACTION_HEADS: Final = (N_PAIRS, N_CHANNELS, N_CHUNKS)
+
+
+def split_logits(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(..., ACTION_LOGITS) -> pair (..., P), channels given pair (..., P, C), chunk given pair (..., P, H)."""
+    head = logits.shape[:-1]
+    pair, channels, chunks = logits.split(
+        [N_PAIRS, N_PAIRS * N_CHANNELS, N_PAIRS * N_CHUNKS],
+        dim=-1,
+    )
+    return pair, channels.reshape(*head, N_PAIRS, N_CHANNELS), chunks.reshape(*head, N_PAIRS, N_CHUNKS)
+
+
+class PolicyNetwork(nn.Module):
+    """Observations (B, T, observation.SIZE) -> action logits (B, T, ACTION_LOGITS) and values (B, T)."""
+
+    def __init__(self, hidden: int = 64) -> None:
+        super().__init__()
+        self.hidden = hidden
+        # Pooled pair features tell the recurrent part how much is known without naming any pair.
+        self.encoder = nn.Sequential(nn.Linear(HEAD_SIZE + 2 * N_PAIR_FIELDS, hidden), nn.Tanh())
+        self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
+        self.pair_scorer = nn.Sequential(
+            nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, 1)
+        )
+        self.channel_scorer = nn.Sequential(
+            nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHANNELS)
+        )
+        # Time measured and whether measured, per channel count.
+        self.channel_evidence = nn.Linear(2, 1, bias=False)
+        self.chunk_scorer = nn.Sequential(
+            nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHUNKS)
+        )
+        self.value_head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+
+    def initial_state(self) -> dict[str, Tensor]:
+        """The LSTM state before a key's first epoch, each (layers, hidden)."""
+        return {"h": torch.zeros(1, self.hidden), "c": torch.zeros(1, self.hidden)}
+
+    def features(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The LSTM's outputs (B, T, hidden) and its state after T, each (B, layers, hidden)."""
+        pairs = part(obs, "pairs")
+        pooled = torch.cat([pairs.mean(-2), pairs.amax(-2)], -1)
+        x = self.encoder(torch.cat([obs[..., :HEAD_SIZE], pooled], -1))
+        h, c = (state[k].transpose(0, 1).contiguous() for k in ("h", "c"))
+        out, (h, c) = self.lstm(x, (h, c))
+        return out, {"h": h.transpose(0, 1), "c": c.transpose(0, 1)}
+
+    def logits(self, obs: Tensor, features: Tensor) -> Tensor:
+        """Masked logits (B, T, ACTION_LOGITS)."""
+        pairs = part(obs, "pairs")
+        cooling = 1 / (1 + part(obs, "heat")).unsqueeze(-1)
+        x = torch.cat([features.unsqueeze(-2).expand(*pairs.shape[:-1], self.hidden), pairs], -1)
+        valid = part(obs, "valid_channels") > 0
+        pair = (self.pair_scorer(x) * cooling).squeeze(-1).masked_fill(~valid.any(-1), MASKED)
+        channels = self.channel_scorer(x) + self.channel_evidence(part(obs, "channels")).squeeze(-1)
+        channels = (channels * cooling).masked_fill(~valid, MASKED)
+        chunks = (self.chunk_scorer(x) * cooling).masked_fill(part(obs, "valid_chunks") <= 0, MASKED)
+        return torch.cat([pair, channels.flatten(-2), chunks.flatten(-2)], -1)
+
+    def values(self, features: Tensor) -> Tensor:
+        """Expected return (B, T), in the reward's units (log time)."""
+        return self.value_head(features).squeeze(-1)
+
+
+def _last(inputs: int, outputs: int) -> nn.Linear:
+    """A small last layer, so that an untrained policy is close to uniform over what is valid."""
+    layer = nn.Linear(inputs, outputs)
+    with torch.no_grad():
+        layer.weight.mul_(0.01)
+        layer.bias.zero_()
+    return layer
+
+
+def log_prob(logits: Tensor, actions: Tensor) -> Tensor:
+    """Log-probability (...) of actions (..., 3) under logits (..., ACTION_LOGITS)."""
+    pair, channels, chunks = (torch.log_softmax(x, -1) for x in split_logits(logits))
+    a = actions.long()
+    chosen = a[..., 0:1]
+    given = chosen.unsqueeze(-1)
+    channels = channels.gather(-2, given.expand(*given.shape[:-1], N_CHANNELS)).squeeze(-2)
+    chunks = chunks.gather(-2, given.expand(*given.shape[:-1], N_CHUNKS)).squeeze(-2)
+    return (
+        pair.gather(-1, chosen) + channels.gather(-1, a[..., 1:2]) + chunks.gather(-1, a[..., 2:3])
+    ).squeeze(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Exact entropy (...) of the joint action, in nats."""
+    pair, channels, chunks = (torch.log_softmax(x, -1) for x in split_logits(logits))
+    p = pair.exp()
+    inner = -(channels.exp() * channels).sum(-1) - (chunks.exp() * chunks).sum(-1)
+    return -(p * pair).sum(-1) + (p * inner).sum(-1)
+
+
+def greedy(logits: Tensor) -> Tensor:
+    """The most likely pair, then its most likely channels and chunk: (..., 3)."""
+    pair, channels, chunks = split_logits(logits)
+    chosen = pair.argmax(-1, keepdim=True)
+    return torch.stack(
+        [
+            chosen.squeeze(-1),
+            channels.argmax(-1).gather(-1, chosen).squeeze(-1),
+            chunks.argmax(-1).gather(-1, chosen).squeeze(-1),
+        ],
+        -1,
+    )
+
+
+def gumbel(seed: int, epoch: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+    """Gumbel noise (K, ACTION_LOGITS): added to logits, ``greedy`` becomes an exact sample.
+
+    Depends on the seed, the epoch and each key alone, so that every rank draws the same actions.
+    """
+    rows = [
+        np.random.Generator(np.random.Philox(key=[seed, int(key)], counter=[0, 0, 0, epoch])).gumbel(
+            size=ACTION_LOGITS
+        )
+        for key in keys
+    ]
+    return np.asarray(rows, np.float32)

@@ -1,0 +1,409 @@
+"""The Python end of the channel: find, claim, drain and steer one rank's shared-memory segment.
+
+Everything that touches ordering happens in ``libdynamiccl-channel.so``; this file only converts. The layout is
+described in ``docs/channel.md`` and defined in ``native/channel.h``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
+from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.table import ENTRY_DTYPE, N_KEYS, DecisionTable
+from plugin_bridge import native_dir
+
+RECORD_DTYPE: Final = np.dtype(
+    [
+        ("dseq", "u8"),
+        ("bytes", "u8"),
+        ("exec_ns", "u8"),
+        ("start_ns", "u8"),
+        ("version", "u4"),
+        ("key", "u2"),
+        ("flags", "u1"),
+        ("timing", "u1"),
+        ("func", "u1"),
+        ("algo", "u1"),
+        ("proto", "u1"),
+        ("channels", "u1"),
+        ("warps", "u1"),
+        ("asked_algo", "u1"),
+        ("asked_proto", "u1"),
+        ("asked_channels", "u1"),
+        ("asked_chunk", "u4"),
+        ("seq", "u4"),
+        ("ticket", "u8"),
+    ]
+)
+COST_ROW_DTYPE: Final = np.dtype([("key", "<u4"), ("cost_us", "<f4", (N_ALGORITHMS, N_PROTOCOLS))])
+DECIDED: Final = 1
+APPLIED: Final = 2
+AGGREGATE: Final = 4
+
+ABORT: Final = 2**64 - 1
+NO_HOLD: Final = 2**64 - 1
+UNKNOWN_RANK: Final = 2**32 - 1
+PASSTHROUGH_CAUSES: Final = ("no_table", "bad_table", "no_entry", "masked", "user_env")
+
+_SEGMENT_NAME = re.compile(r"dynamiccl-(?P<job>[A-Za-z0-9_.]+)-(?P<pid>\d+)-(?P<ordinal>\d+)")
+
+
+class Prepared(IntEnum):
+    """``enum dcc_prepared``."""
+
+    PREPARED = 0
+    BUSY = 1
+    OVERTAKEN = 2
+    REFUSED = 3
+
+
+class _Identity(ctypes.Structure):
+    _fields_ = (
+        ("comm_id", ctypes.c_uint64),
+        ("start_time", ctypes.c_uint64),
+        ("pid", ctypes.c_uint32),
+        ("ordinal", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("ranks", ctypes.c_uint32),
+        ("nodes", ctypes.c_uint32),
+        ("tuner_abi", ctypes.c_uint32),
+        ("profiler_abi", ctypes.c_uint32),
+        ("user_env", ctypes.c_uint32),
+        ("state", ctypes.c_uint32),
+        ("comm_name", ctypes.c_char * 64),
+        ("job", ctypes.c_char * 64),
+    )
+
+
+_STATUS_FIELDS: Final = (
+    "dseq",
+    "hold_at",
+    "decision",
+    "base_version",
+    "pending_version",
+    "applied",
+    *(f"passthrough_{i}" for i in range(8)),
+    "hold_waits",
+    "hold_wait_ns",
+    "overhead_ns",
+    "overhead_calls",
+    "plugin_heartbeat_ns",
+    "runner_heartbeat_ns",
+    "records",
+    "dropped_full",
+    "dropped_busy",
+    "dropped_incomplete",
+    "dropped_timer",
+    "undecided",
+    "backlog",
+)
+
+
+class _Status(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in _STATUS_FIELDS)
+
+
+class _Table(ctypes.Structure):
+    _fields_ = (
+        ("magic", ctypes.c_uint32),
+        ("abi", ctypes.c_uint32),
+        ("version", ctypes.c_uint64),
+        ("digest", ctypes.c_uint64),
+        ("max_channels", ctypes.c_uint32),
+        ("apply", ctypes.c_uint32),
+        ("entries", ctypes.c_uint8 * (N_KEYS * ENTRY_DTYPE.itemsize)),
+    )
+
+
+def _library() -> ctypes.CDLL:
+    path = native_dir() / "libdynamiccl-channel.so"
+    if not path.exists():
+        raise ChannelError(f"{path} is missing: build it with `make native` or reinstall the package")
+    lib = ctypes.CDLL(str(path))
+    pointer, u64, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    u64_out = ctypes.POINTER(u64)
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "dcc_open": (pointer, [text, ctypes.c_char_p]),
+        "dcc_close": (None, [pointer]),
+        "dcc_identity": (None, [pointer, ctypes.POINTER(_Identity)]),
+        "dcc_status": (None, [pointer, ctypes.POINTER(_Status)]),
+        "dcc_drain": (ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t]),
+        "dcc_fingerprints": (ctypes.c_size_t, [pointer, u64_out, u64_out]),
+        "dcc_cost_rows": (ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
+        "dcc_digest": (u64, [ctypes.POINTER(_Table)]),
+        "dcc_beat": (None, [pointer, u64, u64]),
+        "dcc_prepare": (ctypes.c_int, [pointer, ctypes.POINTER(_Table), u64, u64_out, u64_out]),
+        "dcc_decide": (ctypes.c_int, [pointer, u64, u64]),
+        "dcc_fold": (ctypes.c_int, [pointer]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(lib, name)
+        function.restype, function.argtypes = result, arguments
+    return lib
+
+
+_lib: ctypes.CDLL | None = None
+
+
+def _c() -> ctypes.CDLL:
+    global _lib
+    if _lib is None:
+        _lib = _library()
+    return _lib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Whose segment it is. ``rank`` is None until an old profiler (v1 to v3) has seen its first collective."""
+
+    comm_id: int
+    comm_name: str
+    job: str
+    rank: int | None
+    ranks: int
+    nodes: int
+    pid: int
+    start_time: int
+    ordinal: int
+    tuner_abi: int
+    profiler_abi: int
+    user_env: bool
+    closed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A snapshot of the control words and counters."""
+
+    dseq: int
+    hold_at: int | None
+    base_version: int
+    pending_version: int
+    decision: int
+    applied: int
+    passthrough: dict[str, int]
+    hold_waits: int
+    hold_wait_us: float
+    overhead_ns_per_call: float
+    plugin_heartbeat_ns: int
+    records: int
+    dropped: dict[str, int]
+    undecided: int
+    backlog: int
+
+    @property
+    def open_version(self) -> int:
+        """The version that this rank has promised to and not yet folded; 0 for none."""
+        return self.pending_version if self.hold_at is not None else 0
+
+
+class Channel:
+    """An open segment, claimed by this process for as long as the object lives.
+
+    Raises ``ChannelError`` if the segment is not one of this build's, or if another process has claimed it.
+    Not thread-safe: one thread drains and steers.
+    """
+
+    def __init__(self, path: Path, *, claim: bool = True) -> None:
+        self.path = path
+        self._fd = -1
+        self._segment: int | None = None
+        error = ctypes.create_string_buffer(256)
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as e:
+            raise ChannelError(f"{path}: cannot open: {e.strerror}") from None
+        if claim:
+            try:
+                # The kernel drops the lock when this process dies, however it dies.
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._fd)
+                self._fd = -1
+                raise ChannelError(f"{path}: claimed by another runner") from None
+        self._segment = _c().dcc_open(os.fsencode(path), error)
+        if not self._segment:
+            self.close()
+            raise ChannelError(f"{path}: {error.value.decode()}")
+        if claim:
+            _c().dcc_beat(self._segment, time.monotonic_ns(), os.getpid())
+
+    def close(self) -> None:
+        """Unmaps the segment and drops the claim. The plugin does not notice."""
+        if self._segment:
+            _c().dcc_close(self._segment)
+            self._segment = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Channel:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    @property
+    def identity(self) -> Identity:
+        raw = _Identity()
+        _c().dcc_identity(self._segment, ctypes.byref(raw))
+        return Identity(
+            comm_id=raw.comm_id,
+            comm_name=raw.comm_name.decode(errors="replace"),
+            job=raw.job.decode(errors="replace"),
+            rank=None if raw.rank == UNKNOWN_RANK else raw.rank,
+            ranks=raw.ranks,
+            nodes=raw.nodes,
+            pid=raw.pid,
+            start_time=raw.start_time,
+            ordinal=raw.ordinal,
+            tuner_abi=raw.tuner_abi,
+            profiler_abi=raw.profiler_abi,
+            user_env=bool(raw.user_env),
+            closed=raw.state == 2,
+        )
+
+    @property
+    def status(self) -> Status:
+        raw = _Status()
+        _c().dcc_status(self._segment, ctypes.byref(raw))
+        return Status(
+            dseq=raw.dseq,
+            hold_at=None if raw.hold_at == NO_HOLD else raw.hold_at,
+            base_version=raw.base_version,
+            pending_version=raw.pending_version,
+            decision=raw.decision,
+            applied=raw.applied,
+            passthrough={
+                cause: getattr(raw, f"passthrough_{i}") for i, cause in enumerate(PASSTHROUGH_CAUSES)
+            },
+            hold_waits=raw.hold_waits,
+            hold_wait_us=raw.hold_wait_ns / 1e3,
+            overhead_ns_per_call=raw.overhead_ns / max(1, raw.overhead_calls),
+            plugin_heartbeat_ns=raw.plugin_heartbeat_ns,
+            records=raw.records,
+            dropped={
+                reason: getattr(raw, f"dropped_{reason}")
+                for reason in ("full", "busy", "incomplete", "timer")
+            },
+            undecided=raw.undecided,
+            backlog=raw.backlog,
+        )
+
+    def drain(self, into: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
+        """All records that are ready, oldest first, as an array of ``RECORD_DTYPE``.
+
+        ``into`` is an optional contiguous buffer of that type; the answer is then a view of its head.
+        """
+        if into is None:
+            into = np.empty(16384, RECORD_DTYPE)
+        n = _c().dcc_drain(self._segment, into.ctypes.data, len(into))
+        return into[:n]
+
+    def fingerprints(self) -> dict[int, int]:
+        """The last published rolling fingerprints: window number -> hash."""
+        windows, hashes = (ctypes.c_uint64 * 16)(), (ctypes.c_uint64 * 16)()
+        n = _c().dcc_fingerprints(self._segment, windows, hashes)
+        return dict(zip(windows[:n], hashes[:n], strict=True))
+
+    def cost_rows(self, first: int = 0) -> np.ndarray[Any, Any]:
+        """NCCL's own predictions, one row per key in the order of their first use, from index ``first`` on."""
+        out = np.empty(256, COST_ROW_DTYPE)
+        return out[: _c().dcc_cost_rows(self._segment, out.ctypes.data, first, len(out))]
+
+    def prepare(self, table: DecisionTable, margin: int) -> tuple[Prepared, int, int]:
+        """PREPARE: stage ``table`` and promise to hold ``margin`` calls from now.
+
+        Returns (outcome, hold_at, digest of the staged table); the last two mean something only if PREPARED.
+        """
+        raw = _Table.from_buffer_copy(table.to_bytes())
+        hold, digest = ctypes.c_uint64(), ctypes.c_uint64()
+        code = _c().dcc_prepare(self._segment, raw, margin, ctypes.byref(hold), ctypes.byref(digest))
+        return Prepared(code), hold.value, digest.value
+
+    def decide(self, version: int, switch_at: int | None) -> bool:
+        """COMMIT ``version`` at dseq ``switch_at``, or ABORT it (None). False if that version is not open here."""
+        return bool(_c().dcc_decide(self._segment, version, ABORT if switch_at is None else switch_at) == 0)
+
+    def fold(self) -> bool:
+        """Folds a committed version once its S has passed. True if no version is open any more."""
+        return bool(_c().dcc_fold(self._segment))
+
+    def beat(self) -> None:
+        """Tells ``doctor`` that a runner is alive."""
+        _c().dcc_beat(self._segment, time.monotonic_ns(), os.getpid())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the training process is there and has not closed the communicator."""
+        identity = self.identity
+        return not identity.closed and process_alive(identity.pid, identity.start_time)
+
+
+def c_digest(table: DecisionTable) -> int:
+    """The plugin's own digest of a table."""
+    return int(_c().dcc_digest(ctypes.byref(_Table.from_buffer_copy(table.to_bytes()))))
+
+
+def shm_dir() -> Path:
+    """Where segments live: ``DYNAMICCL_SHM_DIR``, by default /dev/shm."""
+    return Path(os.environ.get("DYNAMICCL_SHM_DIR") or "/dev/shm")
+
+
+def segments(job: str | None = None) -> Iterator[Path]:
+    """Names of all segments, or of one job's, in no particular order. Nothing is opened."""
+    directory = shm_dir()
+    if not directory.is_dir():
+        return
+    for path in directory.iterdir():
+        match = _SEGMENT_NAME.fullmatch(path.name)
+        if match and (job is None or match["job"] == sanitized(job)):
+            yield path
+
+
+def sanitized(job: str) -> str:
+    """A job id as the plugin writes it into file names."""
+    return re.sub(r"[^A-Za-z0-9_.]", "_", job)[:63]
+
+
+def process_alive(pid: int, start_time: int) -> bool:
+    """Whether ``pid`` is still the process that started at ``start_time`` (clock ticks after boot)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] not in "ZX" and int(fields[19]) == start_time
+
+
+def remove_stale(job: str | None = None) -> list[Path]:
+    """Removes segments whose process is gone and returns their names. Live ones are never touched."""
+    removed = []
+    for path in segments(job):
+        match = _SEGMENT_NAME.fullmatch(path.name)
+        assert match is not None
+        try:
+            with Channel(path, claim=False) as channel:
+                stale = not channel.alive
+        except ChannelError:
+            # Not readable by this build: the process id in the name is all there is to go by.
+            stale = not Path(f"/proc/{match['pid']}").exists()
+        if stale:
+            path.unlink(missing_ok=True)
+            removed.append(path)
+    return removed

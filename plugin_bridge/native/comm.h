@@ -1,0 +1,127 @@
+/* One communicator inside the training process. Everything here runs on NCCL's threads: after the init
+ * functions nothing allocates or makes a system call, and the only wait is the one at a hold (comm_decide).
+ *
+ * Threads. getCollInfo and getChunkSize of one communicator come one at a time. A collective's start and stop
+ * come from the launching thread, or from CUDA's callback thread when a graph is replayed, at the same time
+ * as the former. Channels report from the proxy thread, before or after the collective's own stop.
+ *
+ * Memory. Communicators and their slots are recycled, never freed: a handle stays safe to pass in for as long
+ * as the process lives, and a generation in it tells a late event from one of the slot's next collective. */
+#ifndef DYNAMICCL_COMM_H
+#define DYNAMICCL_COMM_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "channel.h"
+#include "nccl_abi.h"
+
+#define COMM_SLOTS 1024    /* collectives being measured at once */
+#define COMM_DECISIONS 256 /* getCollInfo calls waiting for their profiler event */
+#define COMM_CHANNELS 64   /* the most that any NCCL release uses for one communicator */
+
+/* How a profiler version reports execution. */
+enum children {
+    CHILDREN_GPU,    /* v4 on: KernelCh events with GPU timers, `channels` of them unless that is 0 */
+    CHILDREN_KERNEL, /* v3: KernelCh without timers, number unknown */
+    CHILDREN_PROXY,  /* v1, v2: ProxyOp only, number unknown */
+};
+
+/* One collective being measured; see measure.c for `refs` and for what a handle is. Written by the thread
+ * that starts the collective before it publishes `refs`, and by nobody else unless atomic. */
+struct slot {
+    _Alignas(128) struct comm *comm; /* never changes */
+    _Atomic uint32_t refs;
+    _Atomic uint32_t generation; /* times that this slot was used before */
+    uint32_t laps;               /* times that it was found still in use */
+    _Atomic uint32_t bad_timer;
+    _Atomic uintptr_t owner;                      /* the thread whose channels report without locking; 0: none yet */
+    _Atomic uint64_t start_ns, stop_ns;           /* writer: that thread */
+    _Atomic uint64_t other_start_ns, other_stop_ns; /* every other thread, by compare-and-swap */
+    struct dcc_record record;
+};
+_Static_assert(sizeof(struct slot) == 128, "two cache lines");
+
+struct comm {
+    /* getCollInfo and getChunkSize. */
+    struct dcc_segment *seg;       /* NULL: no channel, everything passes through */
+    const struct dcc_table *table; /* NULL: pass through for `no_table_cause` */
+    uint64_t table_word;           /* the word that `table` was checked for */
+    uint64_t dseq;
+    uint64_t fingerprint;
+    enum dcc_cause no_table_cause;
+    bool user_env;
+    bool several_nodes;
+    uint8_t chunk_funcs; /* bit per collective whose row of `chunk` is not all 0 */
+    /* Bytes that the latest decision of a collective asked for with that pair; 0: NCCL's own. */
+    uint32_t chunk[DCC_FUNCS][DCC_ALGOS][DCC_PROTOS];
+    uint32_t cost_shown[DCC_KEYS / 32 + 1]; /* bit per key whose cost row is published */
+
+    /* Decisions on their way to their profiler event: a ring with getCollInfo at one end and whoever holds
+     * `starting` at the other. */
+    _Alignas(64) _Atomic uint64_t decided;
+    _Alignas(64) _Atomic uint64_t claimed; /* all below are claimed or given up */
+    struct dcc_record decisions[COMM_DECISIONS];
+
+    /* Starting a collective: one thread at a time. */
+    _Alignas(64) _Atomic uint32_t starting; /* 1: held */
+    uint64_t looked;                        /* decisions below this have an entry in bytes_left */
+    uint64_t bytes_left[COMM_DECISIONS];    /* of the aggregate that the decision is for; 0: claimed */
+    uint64_t next_slot;                     /* outlives the communicator, like the slots */
+
+    /* Collectives with an unknown number of channels. */
+    _Alignas(64) _Atomic uint32_t open_ended; /* how many wait for the end of their channels */
+    _Atomic uint64_t retired;                 /* collectives below this wait no more */
+
+    struct slot *slots;
+
+    /* Under the lock in comm.c. */
+    unsigned users; /* tuner, profiler */
+    bool has_tuner, has_profiler;
+    enum children children;
+    uint64_t id;
+    pthread_t creator;
+    nccl_logger log;
+    char path[256];
+    struct comm *next;
+};
+
+/* What a profiler version says of a starting collective. */
+struct coll_event {
+    uint64_t comm_id; /* 0: told at init */
+    uint64_t seq;
+    uint64_t count, element_bytes;
+    int rank;
+    uint8_t func, algo, proto, channels, warps; /* 255: unknown; channels 0: unknown */
+};
+
+/* Returned for every event that is not measured; accepts every later call. */
+extern char comm_ignored_event[1];
+
+/* Init and finalize: may allocate, lock and make system calls. They never return NULL for want of a channel:
+ * a communicator without one passes everything through. NULL only when memory is exhausted. */
+struct comm *comm_attach_profiler(unsigned abi, enum children children, uint64_t id, const char *name,
+                                  int nodes, int ranks, int rank, nccl_logger log);
+struct comm *comm_attach_tuner(unsigned abi, uint64_t id, size_t ranks, size_t nodes, nccl_logger log);
+void comm_detach_profiler(struct comm *comm);
+void comm_detach_tuner(struct comm *comm);
+
+/* getCollInfo: writes 0 over one cost >= 0 and sets *channels, or touches neither. */
+void comm_decide(struct comm *comm, int func, size_t bytes, int pipe_ops, float *cost, int algos, int protos,
+                 int *channels);
+void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *chunk);
+
+void *comm_coll_start(struct comm *comm, const struct coll_event *event);
+void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns);
+void comm_child_timer(void *handle, uint64_t stop_ns);
+void comm_event_stop(void *handle);
+
+/* Ends all measuring: what can still complete does, the rest is counted as incomplete. */
+void comm_end_measuring(struct comm *comm);
+
+uint64_t comm_host_ns(void);
+
+#endif

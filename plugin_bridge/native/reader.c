@@ -1,0 +1,220 @@
+#define _GNU_SOURCE
+#include "reader.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "ring.h"
+#include "table.h"
+
+#define load(p, order) atomic_load_explicit(p, memory_order_##order)
+#define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
+
+#define ERROR_BYTES 256
+#define PREPARE_TRIES 20
+
+struct dcc_segment *dcc_open(const char *path, char *error) {
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) {
+        snprintf(error, ERROR_BYTES, "cannot open: %s", strerror(errno));
+        return NULL;
+    }
+    struct stat st;
+    struct dcc_segment *seg = NULL;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (size_t)st.st_size < sizeof *seg) {
+        snprintf(error, ERROR_BYTES, "not a channel of this version: %lld bytes, expected %zu",
+                 (long long)st.st_size, sizeof *seg);
+        close(fd);
+        return NULL;
+    }
+    seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    if (seg == MAP_FAILED) {
+        snprintf(error, ERROR_BYTES, "cannot map: %s", strerror(errno));
+        return NULL;
+    }
+    /* Acquire pairs with the release in ready(): the fixed fields below are written. */
+    uint32_t state = load(&seg->state, acquire);
+    error[0] = 0;
+    if (state == DCC_STARTING)
+        snprintf(error, ERROR_BYTES, "still starting");
+    else if (seg->magic != DCC_MAGIC)
+        snprintf(error, ERROR_BYTES, "not a channel: magic %016llx", (unsigned long long)seg->magic);
+    else if (seg->abi != DCC_ABI)
+        snprintf(error, ERROR_BYTES, "written by a plugin of channel ABI %u, this side speaks %u", seg->abi,
+                 DCC_ABI);
+    else if (seg->record_bytes != sizeof(struct dcc_record) || seg->ring_records != DCC_RING_RECORDS ||
+             seg->table_bytes != sizeof(struct dcc_table) || seg->segment_bytes != sizeof *seg)
+        snprintf(error, ERROR_BYTES, "layout of another build: record %u, ring %u, table %u bytes",
+                 seg->record_bytes, seg->ring_records, seg->table_bytes);
+    if (error[0]) {
+        munmap(seg, sizeof *seg);
+        return NULL;
+    }
+    return seg;
+}
+
+void dcc_close(struct dcc_segment *seg) {
+    munmap(seg, sizeof *seg);
+}
+
+void dcc_identity(struct dcc_segment *seg, struct dcc_identity_view *out) {
+    struct dcc_identity *id = &seg->identity;
+    memset(out, 0, sizeof *out);
+    out->rank = load(&id->rank, acquire); /* pairs with the release in comm_coll_start() */
+    out->comm_id = load(&id->comm_id, relaxed);
+    out->start_time = id->start_time;
+    out->pid = id->pid;
+    out->ordinal = id->ordinal;
+    out->ranks = load(&id->ranks, relaxed);
+    out->nodes = load(&id->nodes, relaxed);
+    out->tuner_abi = load(&id->tuner_abi, relaxed);
+    out->profiler_abi = load(&id->profiler_abi, relaxed);
+    out->user_env = id->user_env;
+    out->state = load(&seg->state, acquire);
+    memcpy(out->comm_name, id->comm_name, DCC_NAME_BYTES - 1);
+    memcpy(out->job, id->job, DCC_NAME_BYTES - 1);
+}
+
+void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
+    struct dcc_plugin_words *p = &seg->plugin;
+    struct dcc_runner_words *r = &seg->runner;
+    out->dseq = load(&p->dseq, seq_cst);
+    out->hold_at = load(&r->hold_at, relaxed);
+    out->decision = load(&r->decision, relaxed);
+    out->base_version = load(&r->base, relaxed) >> 8;
+    out->pending_version = load(&r->pending, relaxed) >> 8;
+    out->applied = load(&p->applied, relaxed);
+    for (int i = 0; i < DCC_CAUSES; i++)
+        out->passthrough[i] = load(&p->passthrough[i], relaxed);
+    out->hold_waits = load(&p->hold_waits, relaxed);
+    out->hold_wait_ns = load(&p->hold_wait_ns, relaxed);
+    out->overhead_ns = load(&p->overhead_ns, relaxed);
+    out->overhead_calls = load(&p->overhead_calls, relaxed);
+    out->plugin_heartbeat_ns = load(&p->heartbeat_ns, relaxed);
+    out->runner_heartbeat_ns = load(&r->heartbeat_ns, relaxed);
+    out->records = load(&p->records, relaxed);
+    out->dropped_full = load(&p->dropped_full, relaxed);
+    out->dropped_busy = load(&p->dropped_busy, relaxed);
+    out->dropped_incomplete = load(&p->dropped_incomplete, relaxed);
+    out->dropped_timer = load(&p->dropped_timer, relaxed);
+    out->undecided = load(&p->undecided, relaxed);
+    out->backlog = load(&seg->head, relaxed) - load(&r->tail, relaxed);
+}
+
+size_t dcc_drain(struct dcc_segment *seg, struct dcc_record *out, size_t max) {
+    return dcc_ring_drain(seg, out, max);
+}
+
+size_t dcc_fingerprints(struct dcc_segment *seg, uint64_t *windows, uint64_t *hashes) {
+    size_t n = 0;
+    for (unsigned i = 0; i < DCC_FINGERPRINT_WINDOWS; i++) {
+        struct dcc_fingerprint *f = &seg->plugin.fingerprints[i];
+        uint64_t window = load(&f->window, acquire);
+        uint64_t hash = load(&f->hash, relaxed);
+        /* Pairs with the release fence in publish_fingerprint(). */
+        atomic_thread_fence(memory_order_acquire);
+        if (window == 0 || load(&f->window, relaxed) != window)
+            continue;
+        windows[n] = window - 1;
+        hashes[n++] = hash;
+    }
+    return n;
+}
+
+size_t dcc_cost_rows(struct dcc_segment *seg, struct dcc_cost_row *out, size_t first, size_t max) {
+    size_t used = load(&seg->plugin.cost_rows_used, acquire); /* pairs with the release in show_cost() */
+    if (used > DCC_COST_ROWS || first >= used)
+        return 0;
+    size_t n = used - first < max ? used - first : max;
+    memcpy(out, &seg->plugin.cost_rows[first], n * sizeof *out);
+    return n;
+}
+
+uint64_t dcc_digest(const struct dcc_table *table) {
+    return dcc_table_digest(table);
+}
+
+void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid) {
+    store(&seg->runner.heartbeat_ns, now_ns, relaxed);
+    store(&seg->runner.runner_pid, pid, relaxed);
+}
+
+/* An open version is one that is named pending, not folded and not aborted. */
+static bool open_version(struct dcc_segment *seg) {
+    return load(&seg->runner.hold_at, relaxed) != DCC_NO_HOLD;
+}
+
+int dcc_fold(struct dcc_segment *seg) {
+    struct dcc_runner_words *r = &seg->runner;
+    if (!open_version(seg))
+        return 1;
+    uint64_t decision = load(&r->decision, relaxed);
+    if (decision == DCC_UNDECIDED)
+        return 0;
+    if (decision != DCC_ABORT) {
+        /* seq_cst pairs with the store in decide(): a call that has published d >= S has finished all d < S,
+         * so nobody reads the old base any more. */
+        if (load(&seg->plugin.dseq, seq_cst) < decision)
+            return 0;
+        store(&r->base, load(&r->pending, relaxed), release);
+    }
+    store(&r->hold_at, DCC_NO_HOLD, release);
+    return 1;
+}
+
+int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t margin, uint64_t *hold_at,
+                uint64_t *digest) {
+    struct dcc_runner_words *r = &seg->runner;
+    if (!dcc_fold(seg) &&
+        load(&r->promise, relaxed) == (load(&r->pending, relaxed) >> 8 << 2 | DCC_PROMISED)) {
+        if (load(&r->pending, relaxed) >> 8 != table->version || load(&r->decision, relaxed) != DCC_UNDECIDED)
+            return DCC_BUSY;
+        *hold_at = load(&r->hold_at, relaxed);
+        *digest = dcc_table_digest(&seg->tables[load(&r->pending, relaxed) & 0xff]);
+        return DCC_PREPARED;
+    }
+    uint64_t base = load(&r->base, relaxed);
+    if (table->version == 0 || table->version <= base >> 8 || !dcc_table_valid(table, table->version))
+        return DCC_REFUSED;
+    uint64_t slot = base && (base & 0xff) == 0 ? 1 : 0;
+    memcpy(&seg->tables[slot], table, sizeof *table);
+    *digest = dcc_table_digest(&seg->tables[slot]);
+    store(&r->decision, DCC_UNDECIDED, release);
+    store(&r->pending, table->version << 8 | slot, release);
+    for (int i = 0; i < PREPARE_TRIES; i++, margin *= 2) {
+        uint64_t open = table->version << 2 | DCC_OPEN;
+        store(&r->promise, open, release);
+        uint64_t hold = load(&seg->plugin.dseq, seq_cst) + margin + 1;
+        store(&r->hold_at, hold, seq_cst);
+        if (load(&seg->plugin.dseq, seq_cst) < hold &&
+            atomic_compare_exchange_strong(&r->promise, &open, open | DCC_PROMISED)) {
+            *hold_at = hold;
+            return DCC_PREPARED;
+        }
+    }
+    store(&r->decision, DCC_ABORT, release);
+    store(&r->hold_at, DCC_NO_HOLD, release);
+    return DCC_OVERTAKEN;
+}
+
+int dcc_decide(struct dcc_segment *seg, uint64_t version, uint64_t decision) {
+    struct dcc_runner_words *r = &seg->runner;
+    if (load(&r->pending, relaxed) >> 8 != version)
+        return -1;
+    uint64_t known = load(&r->decision, relaxed);
+    if (known != DCC_UNDECIDED)
+        return known == decision ? 0 : -1;
+    if (!open_version(seg))
+        return -1;
+    /* Release pairs with the acquire in word_at_hold(). */
+    store(&r->decision, decision, release);
+    if (decision == DCC_ABORT)
+        store(&r->hold_at, DCC_NO_HOLD, release);
+    return 0;
+}

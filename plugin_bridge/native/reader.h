@@ -1,0 +1,65 @@
+/* The runner's end of a segment, for plugin_bridge/channel.py through ctypes. All calls on one segment come
+ * from the process that holds an exclusive flock on its file, one at a time. None of them waits for the
+ * plugin. */
+#ifndef DYNAMICCL_READER_H
+#define DYNAMICCL_READER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "channel.h"
+
+struct dcc_identity_view {
+    uint64_t comm_id, start_time;
+    uint32_t pid, ordinal, rank, ranks, nodes, tuner_abi, profiler_abi, user_env, state;
+    char comm_name[DCC_NAME_BYTES];
+    char job[DCC_NAME_BYTES];
+};
+
+struct dcc_status {
+    uint64_t dseq, hold_at, decision;
+    uint64_t base_version, pending_version; /* 0: none */
+    uint64_t applied, passthrough[DCC_CAUSES];
+    uint64_t hold_waits, hold_wait_ns, overhead_ns, overhead_calls, plugin_heartbeat_ns, runner_heartbeat_ns;
+    uint64_t records, dropped_full, dropped_busy, dropped_incomplete, dropped_timer, undecided;
+    uint64_t backlog; /* records not yet drained */
+};
+
+enum dcc_prepared {
+    DCC_PREPARED = 0,
+    DCC_BUSY = 1,      /* an earlier version is still open, or its S has not passed */
+    DCC_OVERTAKEN = 2, /* calls came faster than the margin could grow; nothing is held */
+    DCC_REFUSED = 3,   /* version 0, not newer than the one in force, or no such table */
+};
+
+/* Maps a segment. NULL with the reason in `error` (256 bytes): not ours, another ABI version, still starting.
+ */
+struct dcc_segment *dcc_open(const char *path, char *error);
+void dcc_close(struct dcc_segment *seg);
+
+void dcc_identity(struct dcc_segment *seg, struct dcc_identity_view *out);
+void dcc_status(struct dcc_segment *seg, struct dcc_status *out);
+size_t dcc_drain(struct dcc_segment *seg, struct dcc_record *out, size_t max);
+
+/* The last published fingerprints, up to DCC_FINGERPRINT_WINDOWS, in no order; returns how many. */
+size_t dcc_fingerprints(struct dcc_segment *seg, uint64_t *windows, uint64_t *hashes);
+
+/* Copies cost rows from index `first` on, up to `max`; returns how many. */
+size_t dcc_cost_rows(struct dcc_segment *seg, struct dcc_cost_row *out, size_t first, size_t max);
+
+uint64_t dcc_digest(const struct dcc_table *table);
+void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
+
+/* PREPARE: copies the table into the spare slot and promises to hold at *hold_at unless decided before. The
+ * digest is of what the slot then holds. Asked again for the open version, answers the same hold_at. */
+int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t margin, uint64_t *hold_at,
+                uint64_t *digest);
+
+/* COMMIT at `decision`, or DCC_ABORT, for `version`. 0 if done or already so, -1 if that version is not open.
+ */
+int dcc_decide(struct dcc_segment *seg, uint64_t version, uint64_t decision);
+
+/* Folds a committed version once dseq has passed its S. 1 if no version is open any more. */
+int dcc_fold(struct dcc_segment *seg);
+
+#endif

@@ -1,0 +1,111 @@
+#define _GNU_SOURCE
+#include "segment.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+/* What must stay free for NCCL's own shared-memory transport, which fails hard when /dev/shm is full.
+ * Docker's default /dev/shm of 64 MiB is therefore never touched. */
+#define RESERVE_BYTES (64ull << 20)
+
+static _Atomic uint32_t ordinals;
+
+/* Field 22 of /proc/self/stat; the name in field 2 may hold spaces, so count from its closing parenthesis. */
+static uint64_t start_time(void) {
+    char text[1024];
+    FILE *f = fopen("/proc/self/stat", "re");
+    if (!f)
+        return 0;
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = 0;
+    char *p = strrchr(text, ')');
+    for (int field = 2; p && field < 22; field++)
+        p = strchr(p + 1, ' ');
+    return p ? strtoull(p + 1, NULL, 10) : 0;
+}
+
+static void job_name(char *out, size_t size) {
+    const char *job = getenv("DYNAMICCL_JOB_ID");
+    snprintf(out, size, "%s", job && *job ? job : "default");
+    for (char *p = out; *p; p++)
+        if (!isalnum((unsigned char)*p) && !strchr("._", *p))
+            *p = '_';
+}
+
+struct dcc_segment *segment_create(char *path, char *error) {
+    const char *dir = getenv("DYNAMICCL_SHM_DIR");
+    if (!dir || !*dir)
+        dir = "/dev/shm";
+    char job[DCC_NAME_BYTES];
+    job_name(job, sizeof job);
+    uint32_t ordinal = atomic_fetch_add(&ordinals, 1);
+    if ((size_t)snprintf(path, 256, "%s/dynamiccl-%s-%d-%u", dir, job, (int)getpid(), ordinal) >= 256) {
+        snprintf(error, 512, "DYNAMICCL_SHM_DIR=%s is too long; tuning stays off", dir);
+        return NULL;
+    }
+    struct statvfs fs;
+    if (statvfs(dir, &fs) != 0) {
+        snprintf(error, 512, "cannot read %.200s: %s; tuning stays off", dir, strerror(errno));
+        return NULL;
+    }
+    uint64_t available = (uint64_t)fs.f_bavail * fs.f_frsize;
+    if (available < sizeof(struct dcc_segment) + RESERVE_BYTES) {
+        snprintf(
+            error, 512,
+            "%.200s has %llu MiB free, fewer than the %llu MiB that a channel and NCCL's own shared memory "
+            "need; tuning stays off (in a container: --shm-size=1g)",
+            dir, (unsigned long long)(available >> 20),
+            (unsigned long long)((sizeof(struct dcc_segment) + RESERVE_BYTES + (1 << 20) - 1) >> 20));
+        return NULL;
+    }
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        snprintf(error, 512, "cannot create %.255s: %s; tuning stays off", path, strerror(errno));
+        return NULL;
+    }
+    /* Reserve the pages now: touching a page of a full tmpfs later would be a SIGBUS in the training process.
+     */
+    int failed = posix_fallocate(fd, 0, sizeof(struct dcc_segment));
+    struct dcc_segment *seg = MAP_FAILED;
+    if (!failed) {
+        seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        failed = seg == MAP_FAILED ? errno : 0;
+    }
+    close(fd);
+    if (failed) {
+        unlink(path);
+        snprintf(error, 512, "cannot reserve %zu bytes for %.255s: %s; tuning stays off", sizeof *seg, path,
+                 strerror(failed));
+        return NULL;
+    }
+    seg->magic = DCC_MAGIC;
+    seg->abi = DCC_ABI;
+    seg->record_bytes = sizeof(struct dcc_record);
+    seg->ring_records = DCC_RING_RECORDS;
+    seg->table_bytes = sizeof(struct dcc_table);
+    seg->segment_bytes = sizeof *seg;
+    seg->identity.pid = (uint32_t)getpid();
+    seg->identity.start_time = start_time();
+    seg->identity.ordinal = ordinal;
+    atomic_store(&seg->identity.rank, UINT32_MAX);
+    memcpy(seg->identity.job, job, sizeof job);
+    atomic_store(&seg->runner.hold_at, DCC_NO_HOLD);
+    /* Touch the page tables too, so that the first collectives do not fault them in. */
+    for (size_t i = 0; i < sizeof *seg; i += 4096)
+        *(volatile char *)((char *)seg + i) = *(volatile char *)((char *)seg + i);
+    return seg;
+}
+
+void segment_remove(struct dcc_segment *seg, const char *path) {
+    atomic_store_explicit(&seg->state, DCC_CLOSED, memory_order_release);
+    munmap(seg, sizeof *seg);
+    unlink(path);
+}

@@ -1,0 +1,198 @@
+"""Two ways to run the loop: on Ray, and in one process. Both give a round at a time to ``trainers.online``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from actors.coordinator import Coordinator, Plan
+from actors.messages import Context, Member, RankEpoch
+from actors.rank_runner import RankRunner
+from dynamiccl_ray.agreement import Answer, Decision, MemoryStore
+from dynamiccl_ray.errors import RunError
+from trainers.learning import ppo_config
+
+Checkpoint = dict[str, Any]
+
+
+class Backend(Protocol):
+    """A control plane that is up."""
+
+    def round(self) -> dict[str, Any]:
+        """Runs one round and returns the coordinator's status."""
+
+    def observed(self) -> list[dict[str, Any]]:
+        """Epochs that were closed since the last call, with their samples."""
+
+    def checkpoint(self) -> Checkpoint:
+        """Weights, optimiser and the coordinator's state."""
+
+    def close(self) -> None: ...
+
+
+class DirectCoordination:
+    """The coordinator in the same process, with a single runner: nobody ever has to wait."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self._core = core
+
+    def join(self, runner: str, members: list[Member]) -> Context:
+        return self._core.join(runner, members)
+
+    def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
+        return self._core.report(runner, epoch, ranks, entropy) or self._core.close_epoch()
+
+    def promise(
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+    ) -> Decision:
+        decision = self._core.promise(runner, comm, version, answers, table) or self._core.expire(comm)
+        assert decision is not None
+        return decision
+
+
+class SerialBackend:
+    """Everything but the training processes in this process, without Ray: for debugging and for tests."""
+
+    def __init__(
+        self, plan: Plan, *, advance: Callable[[int], int] | None = None, resume: Checkpoint | None = None
+    ) -> None:
+        store = MemoryStore()
+        if resume is not None:
+            store.put(f"{plan.run}/state", resume["coordinator"])
+        self._store, self._plan = store, plan
+        self._observed: list[dict[str, Any]] = []
+        self._core = Coordinator(plan, store, self._observed.append)
+        direct = DirectCoordination(self._core)
+        experiment = plan.experiment.model_copy(
+            update={"ray": plan.experiment.ray.model_copy(update={"ranks_per_actor": 1 << 20})}
+        )
+        config = ppo_config(experiment, coordination=lambda: direct, runners=0)
+        if advance is not None:
+            # RLlib copies its configuration deeply; a plain function stays the one it is.
+            config.env_config["advance"] = lambda calls: advance(calls)
+        self._config = config
+        self._runner = RankRunner(config=config)
+        self._learner = config.build_learner(spaces=self._runner.get_spaces())
+        if resume is not None:
+            self._learner.set_state(resume["learner"])
+        self._sync()
+
+    def _sync(self) -> None:
+        self._runner.set_state(self._learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
+
+    def round(self) -> dict[str, Any]:
+        rounds = self._core.phase_rounds
+        episodes = self._runner.sample()
+        if episodes:
+            self._learner.update(
+                episodes=episodes,
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: rounds},
+                num_epochs=self._config.num_epochs,
+                minibatch_size=self._config.minibatch_size,
+                shuffle_batch_per_epoch=self._config.shuffle_batch_per_epoch,
+            )
+            self._sync()
+        return self._core.status()
+
+    def observed(self) -> list[dict[str, Any]]:
+        observed = self._observed.copy()
+        self._observed.clear()
+        return observed
+
+    def checkpoint(self) -> Checkpoint:
+        return {
+            "learner": self._learner.get_state(),
+            "coordinator": self._store.get(f"{self._plan.run}/state"),
+        }
+
+    def close(self) -> None:
+        self._runner.stop()
+
+
+class RayBackend:
+    """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one."""
+
+    def __init__(self, plan: Plan, *, runners: int, resume: Checkpoint | None = None) -> None:
+        import ray
+
+        from actors import remote
+        from trainers.triggered_ppo import TriggeredPPO
+
+        self._ray = ray
+        self._started_ray = not ray.is_initialized()
+        if self._started_ray:
+            _start_ray()
+        self._plan = plan
+        self._store = remote.KvStore()
+        if resume is not None:
+            self._store.put(f"{plan.run}/state", resume["coordinator"])
+        self._coordinator = remote.start_coordinator(plan)
+        self._status: dict[str, Any] = ray.get(self._coordinator.status.remote())
+        config = ppo_config(
+            plan.experiment,
+            coordination=remote.remote_coordination(plan.run),
+            runners=runners,
+            algo_class=TriggeredPPO,
+        )
+        config.env_config["phase_rounds"] = functools.partial(_phase_rounds, plan.run)
+        self._algorithm = config.build_algo()
+        if resume is not None:
+            self._algorithm.learner_group.set_state({COMPONENT_LEARNER: resume["learner"]})
+        # All runners begin with the learner's weights: equal weights are part of equal decisions.
+        self._algorithm.env_runner_group.sync_weights(
+            from_worker_or_learner_group=self._algorithm.learner_group, inference_only=True, timeout_seconds=60.0
+        )
+
+    def round(self) -> dict[str, Any]:
+        self._algorithm.train()
+        self._status = self._ray.get(self._coordinator.status.remote())
+        return self._status
+
+    def observed(self) -> list[dict[str, Any]]:
+        observed: list[dict[str, Any]] = self._ray.get(self._coordinator.observed.remote())
+        return observed
+
+    def checkpoint(self) -> Checkpoint:
+        return {
+            "learner": self._algorithm.learner_group.get_state()[COMPONENT_LEARNER],
+            "coordinator": self._store.get(f"{self._plan.run}/state"),
+        }
+
+    def close(self) -> None:
+        self._algorithm.stop()
+        self._ray.kill(self._coordinator)
+        if self._started_ray:
+            self._ray.shutdown()
+
+
+def _phase_rounds(run: str) -> int:
+    import ray
+
+    from actors.remote import NAMESPACE
+
+    actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
+    return int(ray.get(actor.status.remote())["phase_rounds"])
+
+
+def _start_ray() -> None:
+    """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one."""
+    import ray
+
+    try:
+        if os.environ.get("RAY_ADDRESS"):
+            ray.init(logging_level=logging.ERROR)
+        else:
+            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+            ray.init(
+                include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False
+            )
+    except Exception as e:
+        raise RunError(
+            f"Ray does not start: {e}. Look at `dynamiccl doctor`, or use --serial to run without Ray"
+        ) from e

@@ -1,0 +1,66 @@
+"""PPO's configuration for an experiment, shared by the Ray and the serial mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+
+from actors.messages import Coordination
+from actors.rank_runner import ACTION_SPACE, OBSERVATION_SPACE, RankRunner
+from dynamiccl_ray.experiment import Online
+from trainers.module import ConfigurationModule
+
+
+def ppo_config(
+    experiment: Online, *, coordination: Callable[[], Coordination], runners: int, algo_class: Any = None
+) -> PPOConfig:
+    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process.
+
+    Entropy falls with the rounds of a learning phase: the ``timesteps`` that are given to the learner count rounds
+    since the phase began, so that every trigger raises it again.
+    """
+    ppo = experiment.ppo
+    return (
+        PPOConfig(algo_class=algo_class)
+        .environment(
+            observation_space=OBSERVATION_SPACE,
+            action_space=ACTION_SPACE,
+            env_config={"coordination": coordination, "job": experiment.job, "experiment": experiment},
+        )
+        .env_runners(
+            env_runner_cls=RankRunner,
+            num_env_runners=runners,
+            num_cpus_per_env_runner=0,
+            create_local_env_runner=runners == 0,
+        )
+        .learners(num_learners=0)
+        .rl_module(
+            rl_module_spec=RLModuleSpec(
+                module_class=ConfigurationModule,
+                observation_space=OBSERVATION_SPACE,
+                action_space=ACTION_SPACE,
+                model_config={"hidden": ppo.hidden, "max_seq_len": experiment.epochs.per_round},
+            )
+        )
+        .training(
+            lr=ppo.lr,
+            gamma=ppo.gamma,
+            lambda_=ppo.lambda_,
+            num_epochs=ppo.epochs,
+            minibatch_size=None,
+            shuffle_batch_per_epoch=False,
+            clip_param=ppo.clip,
+            grad_clip=ppo.grad_clip,
+            grad_clip_by="global_norm",
+            vf_clip_param=1e6,
+            vf_loss_coeff=0.5,
+            use_kl_loss=False,
+            entropy_coeff=[[0, ppo.entropy], [ppo.entropy_rounds, ppo.entropy_end]],
+        )
+        .fault_tolerance(restart_failed_env_runners=True)
+        .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
+        .debugging(seed=experiment.seed, log_level="ERROR")
+    )

@@ -1,0 +1,76 @@
+"""The policy network as RLlib sees it: an RLModule and its action distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.models.torch.torch_distributions import TorchDistribution
+from torch import Tensor
+
+from dynamiccl_ray import policy
+
+
+class ActionDistribution(TorchDistribution):  # type: ignore[misc]
+    """The autoregressive joint of ``dynamiccl_ray.policy`` under RLlib's interface."""
+
+    def __init__(self, *, logits: Tensor) -> None:
+        super().__init__(logits=logits)
+        self.logits = logits
+
+    def _get_torch_distribution(self, logits: Tensor) -> None:
+        return None  # the joint has no torch counterpart; every method below is exact
+
+    def sample(self, *, sample_shape: Any = None, **_: Any) -> Tensor:
+        noise = -torch.log(-torch.log(torch.rand_like(self.logits).clamp_(1e-20)).clamp_(1e-20))
+        return policy.greedy(self.logits + noise)
+
+    def rsample(self, **_: Any) -> Tensor:
+        raise TypeError("a discrete action has no reparametrised sample")
+
+    def logp(self, value: Tensor, **_: Any) -> Tensor:
+        return policy.log_prob(self.logits, value)
+
+    def entropy(self) -> Tensor:
+        return policy.entropy(self.logits)
+
+    def kl(self, other: ActionDistribution, **_: Any) -> Tensor:
+        raise TypeError("PPO runs without its KL term here: set use_kl_loss=False")
+
+    def to_deterministic(self) -> Any:
+        raise TypeError("use dynamiccl_ray.policy.greedy")
+
+    @staticmethod
+    def required_input_dim(space: Any, **_: Any) -> int:
+        return policy.ACTION_LOGITS
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, **_: Any) -> ActionDistribution:
+        return cls(logits=logits)
+
+
+class ConfigurationModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
+    """Agent-2. Model config: ``hidden`` units, ``max_seq_len`` epochs per training sequence."""
+
+    def setup(self) -> None:
+        self.net = policy.PolicyNetwork(self.model_config.get("hidden", 64))
+        self.action_dist_cls = ActionDistribution
+
+    def get_initial_state(self) -> dict[str, Any]:
+        return {k: v.numpy() for k, v in self.net.initial_state().items()}
+
+    def _forward(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        features, state = self.net.features(batch[Columns.OBS], batch[Columns.STATE_IN])
+        return {
+            Columns.ACTION_DIST_INPUTS: self.net.logits(batch[Columns.OBS], features),
+            Columns.STATE_OUT: state,
+            Columns.EMBEDDINGS: features,
+        }
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
+        if embeddings is None:
+            embeddings, _ = self.net.features(batch[Columns.OBS], batch[Columns.STATE_IN])
+        return self.net.values(embeddings)

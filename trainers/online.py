@@ -1,0 +1,205 @@
+"""An online run: the emulated job if there is one, the control plane, rounds until it is over, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from actors.coordinator import Plan
+from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.experiment import MeasuredFabric, Online
+from plugin_bridge import plugin_path
+from plugin_bridge.channel import remove_stale
+from plugin_bridge.emulation import EmulatedJob, HostError, agreement_violations
+from plugin_bridge.played import PlayedFabric, play
+from trainers.backends import Backend, RayBackend, SerialBackend
+from trainers.recorder import Recorder
+from trainers.summary import summarise
+
+Progress = Callable[[dict[str, Any]], None]
+
+
+@dataclass
+class _Events:
+    """What was done to the fabric, and what is still to come."""
+
+    done: list[dict[str, Any]] = field(default_factory=list)
+    exploited: int = 0
+    """Rounds of exploitation since learning last ended."""
+
+
+def run_online(
+    experiment: Online,
+    directory: Path,
+    *,
+    serial: bool = False,
+    resume: Path | None = None,
+    progress: Progress = lambda _: None,
+) -> dict[str, Any]:
+    """Runs an experiment to its end and returns its summary, which is also written to ``directory``.
+
+    ``directory`` receives experiment.json, samples.parquet, checkpoint.pkl and summary.json. ``serial`` runs the
+    control plane in this process without Ray and an emulated job in lockstep, so that the run can be repeated
+    exactly. ``resume`` is the directory of an earlier run to go on from. Raises ConfigError for bad input and
+    RunError if the run cannot go on.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    fabric = play(experiment.fabric, seed=experiment.seed) if isinstance(experiment.fabric, MeasuredFabric) else None
+    run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = _plan(experiment, run, fabric)
+    checkpoint = _read_checkpoint(resume) if resume is not None else None
+    (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
+    remove_stale(experiment.job)
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(_job(experiment, fabric, directory, lockstep=serial)) if fabric else None
+        recorder = stack.enter_context(Recorder(directory, run, experiment.seed))
+        backend: Backend
+        if serial:
+            backend = SerialBackend(plan, advance=job.add_credit if job is not None else None, resume=checkpoint)
+        else:
+            processes = len(fabric.ranks) if fabric is not None else _ranks_here(experiment)
+            runners = -(-processes // experiment.ray.ranks_per_actor)
+            backend = RayBackend(plan, runners=runners, resume=checkpoint)
+        stack.callback(backend.close)
+        events = _Events()
+        status: dict[str, Any] = {}
+        observed: list[dict[str, Any]] = []
+        while not _over(experiment, status, events):
+            status = backend.round()
+            for epoch in backend.observed():
+                recorder.add(epoch)
+                observed.append(epoch)
+            if job is not None:
+                _check(job)
+                _event(experiment, job, status, events)
+            progress({**status, "events": events.done, "seconds": time.monotonic() - started})
+        (directory / "checkpoint.pkl").write_bytes(pickle.dumps(backend.checkpoint()))
+        violations = _finish(job, fabric)
+    summary = summarise(run, experiment, fabric, observed, status, events.done, violations)
+    summary["seconds"] = time.monotonic() - started
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1))
+    return summary
+
+
+def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
+    if fabric is not None:
+        return Plan(
+            run=run,
+            experiment=experiment,
+            topology={"intra": "nvlink", "inter": "efa", "nvls": True},
+            played=frozenset(fabric.ranks),
+            valid=fabric.valid,
+        )
+    described = experiment.fabric
+    assert not isinstance(described, MeasuredFabric)
+    return Plan(
+        run=run,
+        experiment=experiment,
+        topology={"intra": described.intra, "inter": described.inter, "nvls": described.nvls},
+    )
+
+
+@contextlib.contextmanager
+def _job(experiment: Online, fabric: PlayedFabric, directory: Path, *, lockstep: bool) -> Iterator[EmulatedJob]:
+    if not plugin_path().exists():
+        raise RunError(f"the plugin is not built: {plugin_path()} is missing; run `make native`")
+    job = EmulatedJob(
+        fabric.program,
+        ranks=fabric.ranks,
+        job_id=experiment.job,
+        plugin=plugin_path(),
+        directory=directory / "job",
+        seed=experiment.seed,
+    )
+    with job:
+        if lockstep:
+            job.set_credit(0)
+        job.start()
+        deadline = time.monotonic() + 20
+        while set(job.states()) - {"running", "waiting"}:
+            _check(job)
+            if time.monotonic() > deadline:
+                raise RunError(f"the emulated ranks did not start within 20 s: {job.states()}")
+            time.sleep(0.01)
+        yield job
+
+
+def _check(job: EmulatedJob) -> None:
+    failed = [i for i, code in enumerate(job.returncodes()) if code]
+    if failed:
+        raise RunError(f"rank process {failed[0]} ended with {job.returncodes()[failed[0]]}: {job.stderr(failed[0])}")
+
+
+def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events: _Events) -> None:
+    """Starts the next event of the fabric when its time has come."""
+    events.exploited = events.exploited + 1 if status["phase"] == "exploit" else 0
+    assert isinstance(experiment.fabric, MeasuredFabric)
+    if len(events.done) == len(experiment.fabric.events):
+        return
+    event = experiment.fabric.events[len(events.done)]
+    due = (
+        status["collectives"] >= event.at_collective
+        if event.at_collective is not None
+        else events.exploited >= (event.exploit_rounds or 0)
+    )
+    if due:
+        phase = len(events.done) + 1
+        # The host counts collectives from 0, decisions count from 1.
+        at = job.schedule_phase(phase) + 1
+        name = f"{event.swap_nodes} nodes" if event.swap_nodes else f"links at {event.link_bandwidth:.0%}"
+        events.done.append({"phase": phase, "at": at, "round": status["round"], "epoch": status["epoch"], "name": name})
+        events.exploited = 0
+
+
+def _over(experiment: Online, status: dict[str, Any], events: _Events) -> bool:
+    if not status:
+        return False
+    if experiment.stop.rounds is not None and status["round"] >= experiment.stop.rounds:
+        return True
+    due = experiment.fabric.events if isinstance(experiment.fabric, MeasuredFabric) else ()
+    limit = experiment.stop.exploit_rounds_after_last_event
+    adapted = not events.done or len(status["alarms"]) >= 1 and status["alarms"][-1]["dseq"] > events.done[-1]["at"]
+    return limit is not None and len(events.done) == len(due) and adapted and events.exploited >= limit
+
+
+def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
+    """Ends the emulated job and compares what every rank really used, call by call."""
+    if job is None or fabric is None:
+        return None
+    try:
+        job.set_credit(2**64 - 1)
+        job.stop()
+    except HostError as e:
+        raise RunError(str(e)) from None
+    return agreement_violations([job.used(i) for i in range(len(fabric.ranks))])
+
+
+def _ranks_here(experiment: Online) -> int:
+    from plugin_bridge.channel import segments
+
+    found = len(list(segments(experiment.job)))
+    if not found:
+        raise RunError(
+            f"no segments of job {experiment.job!r} on this node; is the training running with "
+            "`eval $(dynamiccl plugin env)` and the same DYNAMICCL_JOB_ID? See `dynamiccl doctor`"
+        )
+    return found
+
+
+def _read_checkpoint(directory: Path) -> dict[str, Any]:
+    try:
+        checkpoint: dict[str, Any] = pickle.loads((directory / "checkpoint.pkl").read_bytes())
+        return checkpoint
+    except OSError as e:
+        raise ConfigError(f"{directory}: not a run to resume from: {e.strerror} (checkpoint.pkl)") from None
+
+

@@ -1,0 +1,97 @@
+"""Experience on disk: every collective that was reduced over ranks, one Parquet row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dynamiccl_ray.table import Action
+
+SCHEMA = pa.schema(
+    [
+        ("run", pa.dictionary(pa.int8(), pa.string())),
+        ("seed", pa.int32()),
+        ("comm", pa.uint64()),
+        ("epoch", pa.int32()),
+        ("phase", pa.dictionary(pa.int8(), pa.string())),
+        ("version", pa.int32()),
+        ("key", pa.int16()),
+        ("bytes", pa.int64()),
+        ("dseq", pa.int64()),
+        ("time_us", pa.float64()),
+        ("skew", pa.float32()),
+        ("pair", pa.int8()),
+        ("channels", pa.int8()),
+        ("chunk", pa.int8()),
+    ]
+)
+_ROWS = 1 << 16
+
+
+class Recorder:
+    """Writes ``samples.parquet`` in row groups as a run goes; what has been written survives a crash of the rest."""
+
+    def __init__(self, directory: Path, run: str, seed: int) -> None:
+        self._writer = pq.ParquetWriter(directory / "samples.parquet", SCHEMA, compression="zstd")
+        self._run, self._seed = run, seed
+        self._pending: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, epoch: dict[str, Any]) -> None:
+        """One closed epoch, as the coordinator's observer is told."""
+        samples, actions = epoch["samples"], epoch["actions"]
+        taken = [actions.get(int(k), Action()) for k in samples.key]
+        n = len(samples.key)
+        self._pending.append(
+            pa.record_batch(
+                [
+                    pa.array([self._run] * n).dictionary_encode().cast(SCHEMA.field("run").type),
+                    np.full(n, self._seed, np.int32),
+                    np.full(n, epoch["comm"], np.uint64),
+                    np.full(n, epoch["epoch"], np.int32),
+                    pa.array([epoch["phase"]] * n).dictionary_encode().cast(SCHEMA.field("phase").type),
+                    np.full(n, epoch["version"], np.int32),
+                    samples.key.astype(np.int16),
+                    samples.nbytes,
+                    samples.dseq,
+                    samples.time_us,
+                    samples.skew.astype(np.float32),
+                    np.array([a.pair for a in taken], np.int8),
+                    np.array([a.channels for a in taken], np.int8),
+                    np.array([a.chunk for a in taken], np.int8),
+                ],
+                schema=SCHEMA,
+            )
+        )
+        self._rows += n
+        if self._rows >= _ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending, SCHEMA))
+            self._pending, self._rows = [], 0
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_samples(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a run's ``samples.parquet`` as arrays; strings as objects."""
+    table = pq.read_table(directory / "samples.parquet")
+    return {name: table[name].to_numpy() for name in table.column_names}

@@ -1,0 +1,48 @@
+"""PPO that learns only while the run is in a learning phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ray.rllib.algorithms.ppo import PPO
+from ray.rllib.utils.metrics import (
+    ENV_RUNNER_SAMPLING_TIMER,
+    LEARNER_RESULTS,
+    LEARNER_UPDATE_TIMER,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    SYNCH_WORKER_WEIGHTS_TIMER,
+    TIMERS,
+)
+
+
+class TriggeredPPO(PPO):  # type: ignore[misc]
+    """One ``train()`` is one round: runners sample on the live job; PPO updates if they brought learning episodes,
+    and the new weights go out. Baseline and exploit rounds bring none, so no update runs in them."""
+
+    def training_step(self) -> None:
+        with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
+            # Calls on one runner run in order, so new weights are in place before its next round begins. A runner
+            # that died is left out, restarted after this step by RLlib, and claims its ranks again.
+            results = self.env_runner_group.foreach_env_runner(
+                "sample", local_env_runner=self.env_runner_group.num_remote_env_runners() == 0
+            )
+        episodes = [episode for result in results for episode in result]
+        if not episodes:
+            return
+        phase_rounds = self.config.env_config["phase_rounds"]()
+        with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
+            results = self.learner_group.update(
+                episodes=episodes,
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: phase_rounds},
+                num_epochs=self.config.num_epochs,
+                minibatch_size=self.config.minibatch_size,
+                shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
+            )
+            self.metrics.aggregate(results, key=LEARNER_RESULTS)
+        with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
+            self.env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group, inference_only=True, timeout_seconds=10.0
+            )
+
+
+Result = dict[str, Any]
