@@ -118,9 +118,7 @@ class Agreement:
             self.digest_mismatches += 1
             self._record(Decision(version=version, switch_at=None))
             return Decision(version=version, switch_at=None, adopt_leader=True)
-        return self._record(
-            Decision(version=version, switch_at=max(a.hold_at or 0 for a in self._answers.values()))
-        )
+        return self._record(Decision(version=version, switch_at=max(a.hold_at or 0 for a in self._answers.values())))
 
     def expire(self) -> Decision | None:
         """Gives up on the open version, if there is one."""
@@ -131,6 +129,11 @@ class Agreement:
     @property
     def open_version(self) -> int | None:
         return self._open
+
+    @property
+    def answered(self) -> frozenset[int]:
+        """Ranks that have answered to the open version."""
+        return frozenset(self._answers)
 
     @property
     def leader(self) -> int:

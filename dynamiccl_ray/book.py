@@ -179,9 +179,7 @@ class KeyBook:
     @property
     def baseline(self) -> Doubles:
         """(K,) mean log time in us of NCCL's own choice; the last known time where none was measured."""
-        return np.where(
-            self.baseline_n > 0, self._baseline_sum / np.maximum(1, self.baseline_n), self.last_time
-        )
+        return np.where(self.baseline_n > 0, self._baseline_sum / np.maximum(1, self.baseline_n), self.last_time)
 
     def log_ratio(self) -> Doubles:
         """(K, N_PAIRS, N_CHANNELS) mean log time of each action over the baseline; 0 where never measured."""
@@ -198,7 +196,7 @@ class KeyBook:
         worse = self.log_ratio() - 2 * np.sqrt(variance / n) > margin
         worse &= (self.samples >= least) & (self.baseline_n > 0)[:, None, None]
         worse[:, OWN_PAIR, 0] = False
-        return worse
+        return np.asarray(worse)
 
     def rewards(self, samples: Samples) -> Doubles:
         """(K,) -log(time / baseline) of this epoch's mean; NaN for keys that did not run."""
@@ -222,9 +220,7 @@ class KeyBook:
             pipelined=np.asarray(pipelined, np.bool_),
             last_time=(self.last_time - self.baseline).astype(np.float32),
             idle_epochs=self.idle.astype(np.float32),
-            last_pair=np.array(
-                [actions[int(k)].pair if int(k) in actions else -1 for k in self.keys], np.int64
-            ),
+            last_pair=np.array([actions[int(k)].pair if int(k) in actions else -1 for k in self.keys], np.int64),
             cost=self.cost.astype(np.float32),
             evidence=self.log_ratio().astype(np.float32),
             samples=self.samples.astype(np.float32),

@@ -80,9 +80,7 @@ class Cusum:
                 sigma = max(MIN_SIGMA, math.sqrt(m2 / (n - 1)))
                 t = (x - mean) / sigma * math.sqrt(n / (n + 1))
                 dof = n - 1
-                z = math.copysign(
-                    (8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t * t / dof)), t
-                )
+                z = math.copysign((8 * dof + 1) / (8 * dof + 3) * math.sqrt(dof * math.log1p(t * t / dof)), t)
                 z = min(WINSOR, max(-WINSOR, z))
                 high, low = max(0.0, high + z - ALLOWANCE), max(0.0, low - z - ALLOWANCE)
                 if max(high, low) > self.h:
