@@ -10,7 +10,7 @@ Times enter as log ratios to the key's baseline (NCCL's own choice): negative is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -74,7 +74,7 @@ class KeyView:
     """(K, N_PAIRS, N_CHUNKS)"""
 
 
-_PAIR_FIELDS: Final = ("available", "cost", "best", "known", "samples", "current")
+PAIR_FIELDS: Final = ("available", "cost", "best", "known", "samples", "current")
 _SEGMENTS: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("shape", (3,)),
     ("intra", (len(INTRA_LINKS),)),
@@ -88,7 +88,7 @@ _SEGMENTS: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("cusum", (1,)),
     ("skew", (1,)),
     ("heat", (1,)),
-    ("pairs", (N_PAIRS, len(_PAIR_FIELDS))),
+    ("pairs", (N_PAIRS, len(PAIR_FIELDS))),
     ("channels", (N_PAIRS, N_CHANNELS, 2)),
     ("valid_channels", (N_PAIRS, N_CHANNELS)),
     ("valid_chunks", (N_PAIRS, N_CHUNKS)),
@@ -97,11 +97,11 @@ _OFFSETS: Final = np.cumsum([0, *(int(np.prod(shape)) for _, shape in _SEGMENTS)
 SIZE: Final[int] = _OFFSETS[-1]
 # Everything before the per-action features: what the recurrent part of the policy reads.
 HEAD_SIZE: Final[int] = _OFFSETS[[name for name, _ in _SEGMENTS].index("pairs")]
-N_PAIR_FIELDS: Final = len(_PAIR_FIELDS)
+N_PAIR_FIELDS: Final = len(PAIR_FIELDS)
 
 
-def part(vector: npt.NDArray[np.float32], name: str) -> npt.NDArray[np.float32]:
-    """One named segment of encoded observations (..., SIZE), reshaped; works on torch tensors as well."""
+def part(vector: Any, name: str) -> Any:
+    """One named segment of encoded observations (..., SIZE), reshaped: a view, of an array or of a torch tensor."""
     for i, (segment, shape) in enumerate(_SEGMENTS):
         if segment == name:
             return vector[..., _OFFSETS[i] : _OFFSETS[i + 1]].reshape(*vector.shape[:-1], *shape)
@@ -175,9 +175,9 @@ def decode(vector: Floats) -> dict[str, object]:
         "last_time_ratio": float(np.exp(part(vector, "last_time")[0])),
         "cusum": float(part(vector, "cusum")[0]),
         "skew": float(np.exp(part(vector, "skew")[0])),
-        "pairs": [dict(zip(_PAIR_FIELDS, map(float, row), strict=True)) for row in pairs],
+        "pairs": [dict(zip(PAIR_FIELDS, map(float, row), strict=True)) for row in pairs],
     }
 
 
 def _ratio(x: npt.NDArray[np.floating]) -> npt.NDArray[np.floating]:
-    return np.clip(x, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return np.asarray(np.clip(x, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))

@@ -19,9 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, part
+from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, PAIR_FIELDS, part
 
 MASKED: Final = -1e9
+# Logits per unit of log time at the start, and what one unit of the learned parameter is worth: its gradient steps are
+# as small as everyone's, and it has far to go.
+EVIDENCE_WEIGHT: Final = 2.0
+EVIDENCE_SCALE: Final = 20.0
 ACTION_LOGITS: Final = N_PAIRS * (1 + N_CHANNELS + N_CHUNKS)
 ACTION_HEADS: Final = (N_PAIRS, N_CHANNELS, N_CHUNKS)
 
@@ -29,7 +33,8 @@ ACTION_HEADS: Final = (N_PAIRS, N_CHANNELS, N_CHUNKS)
 def split_logits(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(..., ACTION_LOGITS) -> pair (..., P), channels given pair (..., P, C), chunk given pair (..., P, H)."""
     head = logits.shape[:-1]
-    pair, channels, chunks = logits.split(
+    pair, channels, chunks = torch.split(
+        logits,
         [N_PAIRS, N_PAIRS * N_CHANNELS, N_PAIRS * N_CHUNKS],
         dim=-1,
     )
@@ -45,17 +50,15 @@ class PolicyNetwork(nn.Module):
         # Pooled pair features tell the recurrent part how much is known without naming any pair.
         self.encoder = nn.Sequential(nn.Linear(HEAD_SIZE + 2 * N_PAIR_FIELDS, hidden), nn.Tanh())
         self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
-        self.pair_scorer = nn.Sequential(
-            nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, 1)
-        )
+        self.pair_scorer = nn.Sequential(nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, 1))
         self.channel_scorer = nn.Sequential(
             nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHANNELS)
         )
+        # A measured time also counts directly: two pairs a few per cent apart look alike to a saturating network.
+        self.evidence_weight = nn.Parameter(torch.tensor(EVIDENCE_WEIGHT / EVIDENCE_SCALE))
         # Time measured and whether measured, per channel count.
         self.channel_evidence = nn.Linear(2, 1, bias=False)
-        self.chunk_scorer = nn.Sequential(
-            nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHUNKS)
-        )
+        self.chunk_scorer = nn.Sequential(nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHUNKS))
         self.value_head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
 
     def initial_state(self) -> dict[str, Tensor]:
@@ -77,7 +80,9 @@ class PolicyNetwork(nn.Module):
         cooling = 1 / (1 + part(obs, "heat")).unsqueeze(-1)
         x = torch.cat([features.unsqueeze(-2).expand(*pairs.shape[:-1], self.hidden), pairs], -1)
         valid = part(obs, "valid_channels") > 0
-        pair = (self.pair_scorer(x) * cooling).squeeze(-1).masked_fill(~valid.any(-1), MASKED)
+        measured = pairs[..., PAIR_FIELDS.index("best")] * pairs[..., PAIR_FIELDS.index("known")]
+        score = self.pair_scorer(x).squeeze(-1) - EVIDENCE_SCALE * self.evidence_weight * measured
+        pair = (score * cooling.squeeze(-1)).masked_fill(~valid.any(-1), MASKED)
         channels = self.channel_scorer(x) + self.channel_evidence(part(obs, "channels")).squeeze(-1)
         channels = (channels * cooling).masked_fill(~valid, MASKED)
         chunks = (self.chunk_scorer(x) * cooling).masked_fill(part(obs, "valid_chunks") <= 0, MASKED)
@@ -85,7 +90,8 @@ class PolicyNetwork(nn.Module):
 
     def values(self, features: Tensor) -> Tensor:
         """Expected return (B, T), in the reward's units (log time)."""
-        return self.value_head(features).squeeze(-1)
+        values: Tensor = self.value_head(features)
+        return values.squeeze(-1)
 
 
 def _last(inputs: int, outputs: int) -> nn.Linear:
@@ -105,9 +111,7 @@ def log_prob(logits: Tensor, actions: Tensor) -> Tensor:
     given = chosen.unsqueeze(-1)
     channels = channels.gather(-2, given.expand(*given.shape[:-1], N_CHANNELS)).squeeze(-2)
     chunks = chunks.gather(-2, given.expand(*given.shape[:-1], N_CHUNKS)).squeeze(-2)
-    return (
-        pair.gather(-1, chosen) + channels.gather(-1, a[..., 1:2]) + chunks.gather(-1, a[..., 2:3])
-    ).squeeze(-1)
+    return (pair.gather(-1, chosen) + channels.gather(-1, a[..., 1:2]) + chunks.gather(-1, a[..., 2:3])).squeeze(-1)
 
 
 def entropy(logits: Tensor) -> Tensor:
@@ -138,9 +142,7 @@ def gumbel(seed: int, epoch: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np
     Depends on the seed, the epoch and each key alone, so that every rank draws the same actions.
     """
     rows = [
-        np.random.Generator(np.random.Philox(key=[seed, int(key)], counter=[0, 0, 0, epoch])).gumbel(
-            size=ACTION_LOGITS
-        )
+        np.random.Generator(np.random.Philox(key=[seed, int(key)], counter=[0, 0, 0, epoch])).gumbel(size=ACTION_LOGITS)
         for key in keys
     ]
     return np.asarray(rows, np.float32)

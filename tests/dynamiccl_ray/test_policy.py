@@ -1,0 +1,131 @@
+"""The action distribution is exact, masks hold, and noise is the same wherever it is drawn."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import torch
+from hypothesis import given, settings
+
+from dynamiccl_ray import observation, policy
+from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, KeyView, Topology
+
+
+def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:
+    valid = rng.random((keys, N_PAIRS, N_CHANNELS)) < 0.3
+    valid[:, 0, 0] = True
+    chunks = rng.random((keys, N_PAIRS, N_CHUNKS)) < 0.5
+    chunks[:, :, 0] = True
+    samples = rng.integers(0, 3, (keys, N_PAIRS, N_CHANNELS)).astype(np.float32)
+    return KeyView(
+        collective=rng.integers(0, 5, keys),
+        nbytes=rng.integers(1, 1 << 34, keys),
+        pipelined=rng.random(keys) < 0.5,
+        last_time=rng.normal(0, 1, keys).astype(np.float32),
+        idle_epochs=rng.integers(0, 9, keys).astype(np.float32),
+        last_pair=rng.integers(-1, N_PAIRS, keys),
+        cost=rng.random((keys, N_PAIRS)).astype(np.float32),
+        evidence=rng.normal(0, 1, (keys, N_PAIRS, N_CHANNELS)).astype(np.float32),
+        samples=samples,
+        cusum=rng.random(keys).astype(np.float32),
+        skew=rng.random(keys).astype(np.float32),
+        heat=float(rng.random()),
+        valid_channels=valid,
+        valid_chunks=chunks,
+    )
+
+
+def _logits(seed: int) -> tuple[KeyView, torch.Tensor]:
+    view = _view(np.random.default_rng(seed))
+    torch.manual_seed(seed)
+    net = policy.PolicyNetwork(16)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter)
+    obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8, intra="nvlink", inter="efa"), view))
+    with torch.no_grad():
+        state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
+        features, _ = net.features(obs.unsqueeze(1), state)
+        return view, net.logits(obs.unsqueeze(1), features)[:, 0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000))
+def test_probabilities_of_all_actions_add_up_to_one_and_entropy_is_exact(seed: int) -> None:
+    _, logits = _logits(seed)
+    grid = torch.cartesian_prod(*(torch.arange(n) for n in policy.ACTION_HEADS))
+    for row in logits.double():
+        log_p = policy.log_prob(row.expand(len(grid), -1), grid)
+        p = log_p.exp()
+        assert torch.isclose(p.sum(), torch.ones((), dtype=torch.double), atol=1e-9)
+        assert torch.isclose(policy.entropy(row), -(p[p > 0] * log_p[p > 0]).sum(), atol=1e-7)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 10**6))
+def test_a_masked_action_is_never_drawn(seed: int, epoch: int) -> None:
+    view, logits = _logits(seed)
+    noise = torch.from_numpy(policy.gumbel(seed, epoch, np.arange(len(logits))))
+    for actions in (
+        policy.greedy(logits),
+        policy.greedy(torch.where(logits > policy.MASKED / 2, logits + noise, logits)),
+    ):
+        for i, (pair, channels, chunk) in enumerate(actions.tolist()):
+            assert view.valid_channels[i, pair, channels]
+            assert view.valid_chunks[i, pair, chunk]
+
+
+def test_gumbel_noise_makes_greedy_an_exact_sample() -> None:
+    _, logits = _logits(3)
+    row = logits[0]
+    noise = torch.from_numpy(policy.gumbel(9, 1, np.arange(20_000)))
+    drawn = policy.greedy(torch.where(row > policy.MASKED / 2, row + noise, row))
+    expected = torch.softmax(policy.split_logits(row)[0], -1)
+    seen = torch.bincount(drawn[:, 0], minlength=N_PAIRS) / len(drawn)
+    assert torch.allclose(seen, expected, atol=0.015)
+
+
+def test_noise_depends_on_seed_epoch_and_key_alone() -> None:
+    keys = np.array([5, 9, 11])
+    assert np.array_equal(policy.gumbel(1, 2, keys)[1], policy.gumbel(1, 2, np.array([9]))[0])
+    for other in (policy.gumbel(2, 2, keys), policy.gumbel(1, 3, keys)):
+        assert not np.array_equal(policy.gumbel(1, 2, keys), other)
+
+
+def test_an_untrained_policy_is_close_to_uniform_over_what_is_valid() -> None:
+    view = _view(np.random.default_rng(0))
+    net = policy.PolicyNetwork()
+    obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8), view)).unsqueeze(1)
+    state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
+    with torch.no_grad():
+        features, _ = net.features(obs, state)
+        pair = torch.softmax(policy.split_logits(net.logits(obs, features))[0][:, 0], -1)
+    count = view.valid_channels.any(-1).sum(-1)
+    for p, n, valid in zip(pair.numpy(), count, view.valid_channels.any(-1), strict=True):
+        assert np.allclose(p[valid], 1 / n, atol=0.05)
+
+
+def test_observations_are_bounded_and_decode() -> None:
+    rng = np.random.default_rng(7)
+    view = _view(rng)
+    obs = observation.encode(Topology(ranks=64, nodes=8, intra="pcie", inter="ib", nvls=True), view)
+    assert obs.shape == (5, observation.SIZE)
+    assert np.isfinite(obs).all()
+    assert np.abs(obs).max() <= 4
+    said = observation.decode(obs[0])
+    assert (said["ranks"], said["nodes"], said["intra"], said["inter"], said["nvls"]) == (64, 8, "pcie", "ib", True)
+    assert said["collective"] == view.collective[0]
+    assert said["pipelined"] == view.pipelined[0]
+    assert abs(int(str(said["bytes"])) / view.nbytes[0] - 1) < 1e-3
+
+
+def test_the_network_reads_its_history() -> None:
+    net = policy.PolicyNetwork(16)
+    view = _view(np.random.default_rng(1))
+    obs = torch.from_numpy(observation.encode(Topology(ranks=8, nodes=2), view)).unsqueeze(1)
+    state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
+    first, after = net.features(obs, state)
+    second, _ = net.features(obs, after)
+    assert not torch.allclose(first, second)
+    twice, _ = net.features(obs.repeat(1, 2, 1), state)
+    assert torch.allclose(twice[:, 1:], second, atol=1e-6)
