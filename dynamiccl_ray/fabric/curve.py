@@ -43,9 +43,7 @@ class Curve:
 
     def at(self, nbytes: Int64) -> Float64:
         """Time in us, straight in log-log between measured sizes, NaN outside; the shape of ``nbytes``."""
-        log_time = np.interp(
-            np.log(nbytes), np.log(self.nbytes), np.log(self.time_us), left=np.nan, right=np.nan
-        )
+        log_time = np.interp(np.log(nbytes), np.log(self.nbytes), np.log(self.time_us), left=np.nan, right=np.nan)
         return np.asarray(np.exp(log_time), np.float64)
 
     def sigma(self, nbytes: Int64) -> Float64:

@@ -179,9 +179,7 @@ def playable_keys(surface: Surface) -> Int64:
     forced_pairs = measured[:, OWN_PAIR + 1 :].any(-1).sum(-1)
     keys = sizes[measured[:, OWN_PAIR, 0] & (forced_pairs >= 2)]
     if not keys.size:
-        raise ConfigError(
-            f"{surface.selection}: at no size were NCCL's own choice and two forced pairs measured"
-        )
+        raise ConfigError(f"{surface.selection}: at no size were NCCL's own choice and two forced pairs measured")
     return np.asarray(keys, np.int64)
 
 

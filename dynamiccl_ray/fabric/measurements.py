@@ -97,15 +97,11 @@ class Selection:
             sources = ", ".join(sorted(set(m.source)))
             raise ConfigError(f"{self} selects no measurements; there are {known}; from sources {sources}")
         if len(machines := sorted(set(m.machine[rows]))) > 1:
-            raise ConfigError(
-                f"{self} selects several machines; choose sources of one of: {'; '.join(machines)}"
-            )
+            raise ConfigError(f"{self} selects several machines; choose sources of one of: {'; '.join(machines)}")
         return m.where(rows)
 
 
-def read_measurements(
-    paths: Iterable[Path], *, cold_starts: Sequence[tuple[str, int]] = COLD_STARTS
-) -> Measurements:
+def read_measurements(paths: Iterable[Path], *, cold_starts: Sequence[tuple[str, int]] = COLD_STARTS) -> Measurements:
     """All rows of some CSV files, without the cold starts.
 
     Raises ConfigError, naming the file, the line, the column, the value and what is valid, for a file that is

@@ -39,19 +39,13 @@ HARDWARE_LATENCY_US: Final = np.array(
 
 # src/graph/tuning.cc; [generation, nodes], GB/s over all channels. Across nodes the row is the CPU vendor's
 # instead: 1 for AMD and mixed, 0 for all others.
-LL_MAX_GBPS: Final = np.array(
-    [[39.0, 39.0, 20.4], [87.7, 22.5, 19.0], [141.0, 45.0, 35.0], [282.0, 90.0, 70.0]]
-)
+LL_MAX_GBPS: Final = np.array([[39.0, 39.0, 20.4], [87.7, 22.5, 19.0], [141.0, 45.0, 35.0], [282.0, 90.0, 70.0]])
 
 # src/graph/tuning.cc; [generation, nodes], GB/s per channel.
 RING_LL128_MAX_GBPS: Final = np.array([[20.0] * 3, [20.0] * 3, [36.7] * 3, [40.0] * 3])
 TREE_LL128_MAX_GBPS: Final = np.array([[20.0] * 3, [20.0] * 3, [36.7, 36.7, 29.0], [55.6, 31.67, 20.0]])
-TREE_MAX_GBPS: Final = np.array(
-    [[26.5, 18.5, 10.0], [24.0, 23.6, 17.8], [38.7, 41.4, 36.0], [70.0, 42.8, 24.0]]
-)
-NVLS_TREE_MAX_GBPS: Final = np.array(
-    [[26.5, 18.5, 10.0], [24.0, 23.6, 17.8], [0.0, 57.7, 45.5], [0.0, 96.0, 80.0]]
-)
+TREE_MAX_GBPS: Final = np.array([[26.5, 18.5, 10.0], [24.0, 23.6, 17.8], [38.7, 41.4, 36.0], [70.0, 42.8, 24.0]])
+NVLS_TREE_MAX_GBPS: Final = np.array([[26.5, 18.5, 10.0], [24.0, 23.6, 17.8], [0.0, 57.7, 45.5], [0.0, 96.0, 80.0]])
 
 # src/graph/tuning.cc; share of NVLink bandwidth that NVLS gets, [generation].
 NVLS_EFFICIENCY: Final = np.array([0.0, 0.0, 0.85, 0.74], np.float32)

@@ -61,9 +61,7 @@ def test_latency_and_bandwidth_match_every_row(reference: Path) -> None:
         expected = np.zeros((3, *belief.latency_us.shape))
         for row in rows[case]:
             at = (COLLECTIVES[row["collective"]], *pair_of(row))
-            expected[(slice(None), *at)] = [
-                float(row[c]) for c in ("latency_us", "bandwidth_GBps", "max_threads")
-            ]
+            expected[(slice(None), *at)] = [float(row[c]) for c in ("latency_us", "bandwidth_GBps", "max_threads")]
         np.testing.assert_allclose(belief.latency_us, expected[0], TOLERANCE, err_msg=case)
         np.testing.assert_allclose(belief.bandwidth_gbps, expected[1], TOLERANCE, err_msg=case)
         listed = expected[1] > 0
@@ -256,9 +254,7 @@ def test_collnet_scatters_only_with_a_head_per_rank(h100: Communicator) -> None:
         ((0, 64, 0), "pipe_ops holds 0"),
     ],
 )
-def test_an_argument_out_of_range_is_refused(
-    h100: Communicator, arguments: tuple[int, int, int], message: str
-) -> None:
+def test_an_argument_out_of_range_is_refused(h100: Communicator, arguments: tuple[int, int, int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Belief(h100).cost_table_us(*arguments)
 

@@ -72,9 +72,7 @@ def test_a_bad_value_is_named(tmp_path: Path, column: str, value: str, is_valid:
 
 def test_a_default_of_two_tuners_is_refused(tmp_path: Path) -> None:
     path = table(tmp_path / "bad.csv", [row("default", "default(x)", 1024, 1.0)])
-    with pytest.raises(
-        ConfigError, match=r"column proto is 'default.x.'; it must be 'default' as in column algo"
-    ):
+    with pytest.raises(ConfigError, match=r"column proto is 'default.x.'; it must be 'default' as in column algo"):
         read_measurements([path])
 
 
@@ -114,9 +112,7 @@ def test_a_selection_says_what_there_is(tmp_path: Path) -> None:
         SELECTION.of(measurements)
     home = Selection(collective=Collective.ALL_REDUCE, nodes=2, ranks=16, gpus_per_node=8, sources=("ho",))
     assert len(home.of(measurements)) == 1
-    with pytest.raises(
-        ConfigError, match="all_reduce 2 nodes 16 ranks 8 GPUs a node; from sources home, lab"
-    ):
+    with pytest.raises(ConfigError, match="all_reduce 2 nodes 16 ranks 8 GPUs a node; from sources home, lab"):
         Selection(collective=Collective.REDUCE, nodes=2, ranks=16, gpus_per_node=8).of(measurements)
     with pytest.raises(ConfigError, match="3, ranks=24"):
         p5en_all_reduce(3)
