@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
 from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
 from dynamiccl_ray.table import ENTRY_DTYPE, N_KEYS, DecisionTable
 from plugin_bridge import native_dir
 
@@ -55,7 +55,7 @@ AGGREGATE: Final = 4
 ABORT: Final = 2**64 - 1
 NO_HOLD: Final = 2**64 - 1
 UNKNOWN_RANK: Final = 2**32 - 1
-PASSTHROUGH_CAUSES: Final = ("no_table", "bad_table", "no_entry", "masked", "user_env")
+PASSTHROUGH_CAUSES: Final = ("no_table", "bad_table", "no_entry", "masked", "user_env", "shadow")
 
 _SEGMENT_NAME = re.compile(r"dynamiccl-(?P<job>[A-Za-z0-9_.]+)-(?P<pid>\d+)-(?P<ordinal>\d+)")
 
@@ -132,10 +132,10 @@ def _library() -> ctypes.CDLL:
     if not path.exists():
         raise ChannelError(f"{path} is missing: build it with `make native` or reinstall the package")
     lib = ctypes.CDLL(str(path))
-    pointer, u64, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
     u64_out = ctypes.POINTER(u64)
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "dcc_open": (pointer, [text, ctypes.c_char_p]),
+        "dcc_open": (pointer, [ctypes.c_int, ctypes.c_char_p]),
         "dcc_close": (None, [pointer]),
         "dcc_identity": (None, [pointer, ctypes.POINTER(_Identity)]),
         "dcc_status": (None, [pointer, ctypes.POINTER(_Status)]),
@@ -229,16 +229,22 @@ class Channel:
             try:
                 # The kernel drops the lock when this process dies, however it dies.
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(self._fd)
-                self._fd = -1
-                raise ChannelError(f"{path}: claimed by another runner") from None
-        self._segment = _c().dcc_open(os.fsencode(path), error)
+            except OSError as e:
+                self.close()
+                why = "claimed by another runner" if isinstance(e, BlockingIOError) else e.strerror
+                raise ChannelError(f"{path}: {why}") from None
+        self._segment = _c().dcc_open(self._fd, error)
         if not self._segment:
             self.close()
             raise ChannelError(f"{path}: {error.value.decode()}")
         if claim:
             _c().dcc_beat(self._segment, time.monotonic_ns(), os.getpid())
+
+    @property
+    def _mapped(self) -> int:
+        if self._segment is None:
+            raise ChannelError(f"{self.path}: this channel has been closed")
+        return self._segment
 
     def close(self) -> None:
         """Unmaps the segment and drops the claim. The plugin does not notice."""
@@ -261,7 +267,7 @@ class Channel:
     @property
     def identity(self) -> Identity:
         raw = _Identity()
-        _c().dcc_identity(self._segment, ctypes.byref(raw))
+        _c().dcc_identity(self._mapped, ctypes.byref(raw))
         return Identity(
             comm_id=raw.comm_id,
             comm_name=raw.comm_name.decode(errors="replace"),
@@ -281,7 +287,7 @@ class Channel:
     @property
     def status(self) -> Status:
         raw = _Status()
-        _c().dcc_status(self._segment, ctypes.byref(raw))
+        _c().dcc_status(self._mapped, ctypes.byref(raw))
         return Status(
             dseq=raw.dseq,
             hold_at=None if raw.hold_at == NO_HOLD else raw.hold_at,
@@ -289,18 +295,13 @@ class Channel:
             pending_version=raw.pending_version,
             decision=raw.decision,
             applied=raw.applied,
-            passthrough={
-                cause: getattr(raw, f"passthrough_{i}") for i, cause in enumerate(PASSTHROUGH_CAUSES)
-            },
+            passthrough={cause: getattr(raw, f"passthrough_{i}") for i, cause in enumerate(PASSTHROUGH_CAUSES)},
             hold_waits=raw.hold_waits,
             hold_wait_us=raw.hold_wait_ns / 1e3,
             overhead_ns_per_call=raw.overhead_ns / max(1, raw.overhead_calls),
             plugin_heartbeat_ns=raw.plugin_heartbeat_ns,
             records=raw.records,
-            dropped={
-                reason: getattr(raw, f"dropped_{reason}")
-                for reason in ("full", "busy", "incomplete", "timer")
-            },
+            dropped={reason: getattr(raw, f"dropped_{reason}") for reason in ("full", "busy", "incomplete", "timer")},
             undecided=raw.undecided,
             backlog=raw.backlog,
         )
@@ -312,19 +313,21 @@ class Channel:
         """
         if into is None:
             into = np.empty(16384, RECORD_DTYPE)
-        n = _c().dcc_drain(self._segment, into.ctypes.data, len(into))
+        elif into.dtype != RECORD_DTYPE or not into.flags.c_contiguous:
+            raise ValueError("drain needs a contiguous buffer of RECORD_DTYPE")
+        n = _c().dcc_drain(self._mapped, into.ctypes.data, len(into))
         return into[:n]
 
     def fingerprints(self) -> dict[int, int]:
         """The last published rolling fingerprints: window number -> hash."""
         windows, hashes = (ctypes.c_uint64 * 16)(), (ctypes.c_uint64 * 16)()
-        n = _c().dcc_fingerprints(self._segment, windows, hashes)
+        n = _c().dcc_fingerprints(self._mapped, windows, hashes)
         return dict(zip(windows[:n], hashes[:n], strict=True))
 
     def cost_rows(self, first: int = 0) -> np.ndarray[Any, Any]:
         """NCCL's own predictions, one row per key in the order of their first use, from index ``first`` on."""
         out = np.empty(256, COST_ROW_DTYPE)
-        return out[: _c().dcc_cost_rows(self._segment, out.ctypes.data, first, len(out))]
+        return out[: _c().dcc_cost_rows(self._mapped, out.ctypes.data, first, len(out))]
 
     def prepare(self, table: DecisionTable, margin: int) -> tuple[Prepared, int, int]:
         """PREPARE: stage ``table`` and promise to hold ``margin`` calls from now.
@@ -333,20 +336,23 @@ class Channel:
         """
         raw = _Table.from_buffer_copy(table.to_bytes())
         hold, digest = ctypes.c_uint64(), ctypes.c_uint64()
-        code = _c().dcc_prepare(self._segment, raw, margin, ctypes.byref(hold), ctypes.byref(digest))
+        code = _c().dcc_prepare(self._mapped, raw, margin, ctypes.byref(hold), ctypes.byref(digest))
         return Prepared(code), hold.value, digest.value
 
     def decide(self, version: int, switch_at: int | None) -> bool:
-        """COMMIT ``version`` at dseq ``switch_at``, or ABORT it (None). False if that version is not open here."""
-        return bool(_c().dcc_decide(self._segment, version, ABORT if switch_at is None else switch_at) == 0)
+        """COMMIT ``version`` at dseq ``switch_at``, or ABORT it (None). True also where that is known already.
+
+        False if that version is not open here, or was not promised for a call as early as ``switch_at``.
+        """
+        return bool(_c().dcc_decide(self._mapped, version, ABORT if switch_at is None else switch_at) == 0)
 
     def fold(self) -> bool:
         """Folds a committed version once its S has passed. True if no version is open any more."""
-        return bool(_c().dcc_fold(self._segment))
+        return bool(_c().dcc_fold(self._mapped))
 
     def beat(self) -> None:
         """Tells ``doctor`` that a runner is alive."""
-        _c().dcc_beat(self._segment, time.monotonic_ns(), os.getpid())
+        _c().dcc_beat(self._mapped, time.monotonic_ns(), os.getpid())
 
     @property
     def alive(self) -> bool:
@@ -404,6 +410,9 @@ def remove_stale(job: str | None = None) -> list[Path]:
             # Not readable by this build: the process id in the name is all there is to go by.
             stale = not Path(f"/proc/{match['pid']}").exists()
         if stale:
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except PermissionError:
+                continue  # another user's
             removed.append(path)
     return removed

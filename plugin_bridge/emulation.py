@@ -491,9 +491,7 @@ class EmulatedJob:
             stderr = self._directory / f"stderr.{index}"
             command = [*self._common, "--process", str(index), "--rank", str(rank), "--log", str(log)]
             with stderr.open("wb") as output:
-                popen = subprocess.Popen(
-                    command, env=self._env, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-                )
+                popen = subprocess.Popen(command, env=self._env, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             self._processes.append(_Process(rank=rank, popen=popen, log=log, stderr=stderr))
 
     # -- steering --

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ class PlayedFabric:
     @property
     def valid(self) -> dict[int, npt.NDArray[np.bool_]]:
         """Key -> (N_PAIRS, N_CHANNELS): what has data in every phase."""
-        return dict(zip(self.keys.tolist(), np.isfinite(self.time_us).all(0), strict=True))
+        return dict(zip(self.keys.tolist(), np.asarray(np.isfinite(self.time_us).all(0)), strict=True))
 
     def oracle_us(self, phase: int) -> npt.NDArray[np.float64]:
         """(K,) time of the best action, NCCL's own choice included."""
@@ -65,7 +64,7 @@ def play(fabric: MeasuredFabric, *, seed: int) -> PlayedFabric:
     base = _surface(measurements, fabric.nodes)
     later = [_phase(measurements, base, event) for event in fabric.events]
     nbytes = measured.playable_keys(base)
-    surfaces = measured.MeasuredFabric(base=base, later=later)
+    surfaces = measured.MeasuredFabric(base=base, later=tuple(later))
     time_us, sigma = surfaces.tables(nbytes)
     order = np.random.default_rng(seed).permutation(len(nbytes))
     ranks = tuple(
@@ -79,7 +78,7 @@ def play(fabric: MeasuredFabric, *, seed: int) -> PlayedFabric:
         n_ranks=fabric.nodes * P5EN_GPUS,
         n_nodes=fabric.nodes,
         max_channels=belief.communicator.channels or 16,
-        keys=_host_keys(belief, nbytes, np.isfinite(time_us).all(0)),
+        keys=_host_keys(belief, nbytes, np.asarray(np.isfinite(time_us).all(0))),
         order=order.astype(np.uint32),
         time_us=time_us,
         sigma=np.nan_to_num(sigma),
@@ -117,9 +116,7 @@ def _phase(measurements: Any, base: measured.Surface, event: Event) -> measured.
     )
 
 
-def _host_keys(
-    belief: Belief, nbytes: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]
-) -> Sequence[HostKey]:
+def _host_keys(belief: Belief, nbytes: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_]) -> Sequence[HostKey]:
     """What NCCL would do with each size; pairs without measurements look unavailable, so nothing can ask for them."""
     pairs = np.arange(N_ALGORITHMS * N_PROTOCOLS)
     cost = belief.cost_table_us(Collective.ALL_REDUCE, nbytes, 1)

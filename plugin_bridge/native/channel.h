@@ -28,6 +28,8 @@
 #define DCC_FINGERPRINT_WINDOWS 16u         /* fingerprints kept */
 #define DCC_COST_ROWS 256                   /* keys whose cost table is shown to the runner */
 #define DCC_NAME_BYTES 64
+#define DCC_MAX_CHUNK_LOG2 26
+#define DCC_MAX_VERSION UINT32_MAX /* a record has 32 bits for it */
 
 #define DCC_NO_HOLD UINT64_MAX
 #define DCC_UNDECIDED 0u
@@ -40,8 +42,9 @@ enum dcc_cause {
     DCC_NO_TABLE,  /* no table is in force */
     DCC_BAD_TABLE, /* the slot's magic, version or digest is wrong */
     DCC_NO_ENTRY,  /* the table says nothing of this key, or asks for a path other than NCCL's */
-    DCC_MASKED,    /* the entry asks for something that NCCL did not offer */
+    DCC_MASKED,    /* the entry asks for something that NCCL did not offer or that could harm it */
     DCC_USER_ENV,  /* NCCL_ALGO or NCCL_PROTO is set */
+    DCC_SHADOW,    /* the table is only to be looked at */
     DCC_CAUSES = 8
 };
 
@@ -133,12 +136,12 @@ struct dcc_plugin_words {
     _Atomic uint64_t hold_waits, hold_wait_ns;    /* calls that waited at a hold, and for how long in all */
     _Atomic uint64_t overhead_ns, overhead_calls; /* getCollInfo, every DCC_FINGERPRINT_CALLSth call timed */
     _Atomic uint64_t heartbeat_ns;                /* CLOCK_MONOTONIC of the last such call */
-    _Alignas(64) _Atomic uint64_t records;        /* collectives measured and written */
-    _Atomic uint64_t dropped_full;                /* ... lost because the ring was full */
-    _Atomic uint64_t dropped_busy;                /* ... because all measuring slots were in use */
-    _Atomic uint64_t dropped_incomplete;          /* ... because a channel never reported */
-    _Atomic uint64_t dropped_timer;               /* ... because a timer was missing or ran backwards */
-    _Atomic uint64_t undecided; /* measured, but no getCollInfo call matches (graph replay) */
+    /* Collectives that were begun but have no record in the ring; `head` counts those that have. */
+    _Alignas(64) _Atomic uint64_t dropped_full; /* because the ring was full */
+    _Atomic uint64_t dropped_busy;              /* ... because all measuring slots were in use */
+    _Atomic uint64_t dropped_incomplete;        /* ... because a channel never reported */
+    _Atomic uint64_t dropped_timer;             /* ... because a timer was missing or ran backwards */
+    _Atomic uint64_t undecided;                 /* measured, but no getCollInfo call matches (graph replay) */
     struct dcc_fingerprint fingerprints[DCC_FINGERPRINT_WINDOWS];
     _Atomic uint32_t cost_rows_used; /* rows below this are whole and never change */
     struct dcc_cost_row cost_rows[DCC_COST_ROWS];
@@ -158,9 +161,9 @@ struct dcc_plugin_words {
  *
  * The two seq_cst pairs are Dekker's: either the plugin sees the hold, or the runner sees that it was
  * overtaken. `promise` makes sure that a rank waits only after its answer may have been given: whoever moves
- * it first decides whether there will be an answer. COMMIT stores S in `decision`; once dseq >= S no call
- * below S is in flight, and the runner folds: base = pending, hold_at = none. A reader of `pending` re-reads
- * it after `decision` so that a decision is never paired with another version's slot. */
+ * it first decides whether there will be an answer; one that is about another version was never given.
+ * COMMIT stores S in `decision`; once dseq >= S no call below S is in flight, and the runner folds: base =
+ * pending, hold_at = none. Why it is right: docs/channel.md. */
 struct dcc_runner_words {
     _Alignas(64) _Atomic uint64_t hold_at;
     _Atomic uint64_t base;     /* version << 8 | slot; 0 for none */
@@ -186,5 +189,12 @@ struct dcc_segment {
     _Alignas(64) struct dcc_table tables[DCC_SLOTS];
     _Alignas(64) struct dcc_record ring[DCC_RING_RECORDS];
 };
+
+/* Called wherever losing the processor is worst. The stress test makes it do so; elsewhere it is nothing. */
+#ifdef DCC_STRESS
+void dcc_interleave(void);
+#else
+static inline void dcc_interleave(void) {}
+#endif
 
 #endif

@@ -20,7 +20,7 @@
 #include "nccl_abi.h"
 
 #define COMM_SLOTS 1024    /* collectives being measured at once */
-#define COMM_DECISIONS 256 /* getCollInfo calls waiting for their profiler event */
+#define COMM_DECISIONS 512 /* getCollInfo calls waiting for their profiler event */
 #define COMM_CHANNELS 64   /* the most that any NCCL release uses for one communicator */
 
 /* How a profiler version reports execution. */
@@ -38,8 +38,8 @@ struct slot {
     _Atomic uint32_t generation; /* times that this slot was used before */
     uint32_t laps;               /* times that it was found still in use */
     _Atomic uint32_t bad_timer;
-    _Atomic uintptr_t owner;                      /* the thread whose channels report without locking; 0: none yet */
-    _Atomic uint64_t start_ns, stop_ns;           /* writer: that thread */
+    _Atomic uintptr_t owner;            /* the thread whose channels report without locking; 0: none yet */
+    _Atomic uint64_t start_ns, stop_ns; /* writer: that thread */
     _Atomic uint64_t other_start_ns, other_stop_ns; /* every other thread, by compare-and-swap */
     struct dcc_record record;
 };
@@ -109,9 +109,11 @@ struct comm *comm_attach_tuner(unsigned abi, uint64_t id, size_t ranks, size_t n
 void comm_detach_profiler(struct comm *comm);
 void comm_detach_tuner(struct comm *comm);
 
-/* getCollInfo: writes 0 over one cost >= 0 and sets *channels, or touches neither. */
-void comm_decide(struct comm *comm, int func, size_t bytes, int pipe_ops, float *cost, int algos, int protos,
-                 int *channels);
+/* getCollInfo, in NCCL's own signature from v4 on, so that the adapters cost nothing: `context` is a struct
+ * comm or NULL, `cost` is really float[algos][protos]. Writes 0 over one cost >= 0 and sets *channels, or
+ * touches neither. Always success. */
+int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cost, int algos, int protos,
+                int registered, int *channels);
 void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *chunk);
 
 void *comm_coll_start(struct comm *comm, const struct coll_event *event);

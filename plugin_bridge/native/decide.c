@@ -6,6 +6,7 @@
 #include "comm.h"
 #include "table.h"
 
+#define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define load(p, order) atomic_load_explicit(p, memory_order_##order)
 #define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
@@ -29,15 +30,21 @@ static __attribute__((noinline)) uint64_t word_at_hold(struct comm *comm, uint64
     uint64_t waited_from = 0;
     uint64_t word;
     for (unsigned spins = 0;; spins++) {
+        dcc_interleave();
         if (d < load(&runner->hold_at, acquire)) {
             word = load(&runner->base, acquire);
             break;
         }
-        /* `pending`, then `decision`, then `pending` again: PREPARE resets `decision` before it names a new
-         * pending table, so an unchanged `pending` means that the decision is about it. */
+        /* `pending` first: PREPARE resets `decision` before it names a new pending table, so what is read
+         * here is about that table or about a later one, which switches behind d and so says base as well.
+         * The second look at `pending` keeps the two apart for whoever reads on. */
+        dcc_interleave();
         uint64_t pending = load(&runner->pending, acquire);
+        dcc_interleave();
         uint64_t decision = load(&runner->decision, acquire);
+        dcc_interleave();
         uint64_t promise = load(&runner->promise, acquire);
+        dcc_interleave();
         if (pending != load(&runner->pending, acquire))
             continue;
         if (decision != DCC_UNDECIDED) {
@@ -45,9 +52,11 @@ static __attribute__((noinline)) uint64_t word_at_hold(struct comm *comm, uint64
             break;
         }
         uint64_t open = pending >> 8 << 2 | DCC_OPEN;
-        if (promise == (open | DCC_REFUSED_BY_PLUGIN) ||
-            (promise == open &&
-             atomic_compare_exchange_strong(&runner->promise, &promise, open | DCC_REFUSED_BY_PLUGIN))) {
+        if (promise == open &&
+            !atomic_compare_exchange_strong(&runner->promise, &promise, open | DCC_REFUSED_BY_PLUGIN))
+            continue;
+        /* Also where `promise` is about another version: its runner died on the way to a promise. */
+        if (promise != (open | DCC_PROMISED)) {
             word = load(&runner->base, acquire);
             break;
         }
@@ -103,9 +112,10 @@ static __attribute__((noinline)) void show_cost(struct comm *comm, uint32_t key,
     store(&plugin->cost_rows_used, row + 1, release); /* pairs with the acquire in dcc_cost_rows() */
 }
 
-/* NCCL clamps the channel count for ring, tree and NVLS but not for CollNet, so there it stays NCCL's. */
-static inline bool is_collnet(int algo) {
-    return algo == 2 || algo == 3;
+/* Where NCCL takes a channel count as it stands instead of clamping it, the count stays NCCL's: CollNet, and
+ * NVLS over several nodes, which is scheduled like it. */
+static inline bool takes_channels_unclamped(const struct comm *comm, int algo) {
+    return algo == 2 || algo == 3 || (algo == 4 && comm->several_nodes);
 }
 
 static int cheapest_algo(const float *cost, int algos, int protos) {
@@ -117,35 +127,56 @@ static int cheapest_algo(const float *cost, int algos, int protos) {
 }
 
 /* Writes what the entry asks for, if NCCL offers it. Returns whether it did. */
-static inline bool apply(const struct dcc_entry *entry, float *cost, int algos, int protos, int *channels) {
-    if (entry->algo == 255) {
-        if (entry->channels && !is_collnet(cheapest_algo(cost, algos, protos)))
+static inline bool apply(const struct comm *comm, const struct dcc_entry *entry, float *cost, int algos,
+                         int protos, int *channels) {
+    if (entry->algo == 255 && entry->proto == 255) {
+        if (entry->channels) {
+            if (takes_channels_unclamped(comm, cheapest_algo(cost, algos, protos)))
+                return false;
             *channels = entry->channels;
+        }
         return true;
     }
-    if (entry->algo >= algos || entry->proto >= protos)
+    if (unlikely(entry->algo >= algos || entry->proto >= protos))
         return false;
     float *cell = &cost[entry->algo * protos + entry->proto];
-    if (!(*cell >= 0.0f))
+    if (unlikely(!(*cell >= 0.0f)))
         return false;
     *cell = 0.0f;
-    if (entry->channels && !is_collnet(entry->algo))
+    if (entry->channels && !takes_channels_unclamped(comm, entry->algo))
         *channels = entry->channels;
     return true;
 }
 
-static void decide(struct comm *comm, int func, size_t bytes, int pipe_ops, float *cost, int algos,
-                   int protos, int *channels) {
+/* The latest decision of a collective for a pair is what getChunkSize is about. A choice that is NCCL's own
+ * may fall on any pair, so it forgets them all. */
+static inline void remember_chunk(struct comm *comm, unsigned func, const struct dcc_record *made) {
+    if ((made->flags & DCC_RECORD_APPLIED) && made->asked_algo < DCC_ALGOS &&
+        made->asked_proto < DCC_PROTOS) {
+        comm->chunk[func][made->asked_algo][made->asked_proto] = made->asked_chunk;
+        comm->chunk_funcs |= (uint8_t)(made->asked_chunk ? 1u << func : 0);
+    } else if (comm->chunk_funcs >> func & 1) {
+        memset(comm->chunk[func], 0, sizeof comm->chunk[func]);
+        comm->chunk_funcs &= (uint8_t)~(1u << func);
+    }
+}
+
+static inline __attribute__((always_inline)) void decide(struct comm *comm, int func, size_t bytes,
+                                                         int pipe_ops, float *cost, int algos, int protos,
+                                                         int *channels) {
     struct dcc_segment *seg = comm->seg;
     uint64_t d = ++comm->dseq;
     /* Dekker with dcc_prepare(): this store before that load, in one total order. */
     store(&seg->plugin.dseq, d, seq_cst);
+    dcc_interleave();
     uint64_t hold_at = load(&seg->runner.hold_at, seq_cst);
+    dcc_interleave();
     uint64_t word = unlikely(d >= hold_at) ? word_at_hold(comm, d) : load(&seg->runner.base, acquire);
     if (unlikely(word != comm->table_word))
         use_table(comm, word);
 
-    comm->fingerprint = (comm->fingerprint ^ (bytes * 8 + (unsigned)func)) * 0x9e3779b97f4a7c15ull + d;
+    uint64_t call = (bytes * 8 + (unsigned)func) * 2 + (pipe_ops > 1);
+    comm->fingerprint = (comm->fingerprint ^ call) * 0x9e3779b97f4a7c15ull + d;
     if (unlikely(d % DCC_FINGERPRINT_CALLS == 0))
         publish_fingerprint(comm);
 
@@ -154,64 +185,82 @@ static void decide(struct comm *comm, int func, size_t bytes, int pipe_ops, floa
     uint32_t key = dcc_key((unsigned)func, bytes, pipe_ops);
     if (unlikely(!(comm->cost_shown[key / 32] >> (key % 32) & 1)))
         show_cost(comm, key, cost, algos, protos);
-    struct decision made = {.dseq = d,
-                            .bytes_left = bytes,
-                            .key = (uint16_t)key,
-                            .func = (uint8_t)func,
-                            .flags = DCC_RECORD_DECIDED,
-                            .algo = 255,
-                            .proto = 255};
+
+    /* Nobody takes decisions where NCCL loaded no profiler; the ring is full then. Acquire pairs with the
+     * release in finish_claim(): the cell has been read. */
+    uint64_t position = load(&comm->decided, relaxed);
+    bool room = likely(position - load(&comm->claimed, acquire) < COMM_DECISIONS);
+    struct dcc_record nowhere;
+    struct dcc_record *made = room ? &comm->decisions[position % COMM_DECISIONS] : &nowhere;
+    made->dseq = d;
+    made->bytes = bytes;
+    made->version = 0;
+    made->key = (uint16_t)key;
+    made->flags = DCC_RECORD_DECIDED;
+    made->func = (uint8_t)func;
+    made->asked_algo = made->asked_proto = 255;
+    made->asked_channels = 0;
+    made->asked_chunk = 0;
+
     enum dcc_cause cause = comm->no_table_cause;
     const struct dcc_table *table = comm->table;
     bool applied = false;
-    if (table) {
+    if (likely(table)) {
         struct dcc_entry entry;
         memcpy(&entry, &table->entries[key], sizeof entry);
-        made.version = (uint32_t)table->version;
+        made->version = (uint32_t)table->version;
         cause = DCC_NO_ENTRY;
-        if (entry.set && entry.path == 0) {
-            made.algo = entry.algo;
-            made.proto = entry.proto;
-            made.channels = entry.channels;
-            made.chunk = entry.chunk_log2 && entry.chunk_log2 < 32 ? 1u << entry.chunk_log2 : 0;
+        if (likely(entry.set == 1 && entry.path == 0)) {
+            made->asked_algo = entry.algo;
+            made->asked_proto = entry.proto;
+            made->asked_channels = entry.channels;
+            made->asked_chunk =
+                entry.chunk_log2 && entry.chunk_log2 <= DCC_MAX_CHUNK_LOG2 ? 1u << entry.chunk_log2 : 0;
             cause = DCC_USER_ENV;
-            if (!comm->user_env) {
-                cause = DCC_MASKED;
-                applied = entry.channels <= table->max_channels &&
-                          (!table->apply || apply(&entry, cost, algos, protos, channels));
-                applied = applied && table->apply;
+            if (likely(!comm->user_env)) {
+                cause = table->apply ? DCC_MASKED : DCC_SHADOW;
+                applied = table->apply && entry.channels <= table->max_channels &&
+                          entry.channels <= COMM_CHANNELS &&
+                          apply(comm, &entry, cost, algos, protos, channels);
             }
         }
     }
-    if (applied) {
-        made.flags |= DCC_RECORD_APPLIED;
-        if (made.algo < DCC_ALGOS && made.proto < DCC_PROTOS)
-            comm->chunk[func][made.algo][made.proto] = made.chunk;
+    if (likely(applied)) {
+        made->flags |= DCC_RECORD_APPLIED;
         count(&seg->plugin.applied, 1);
     } else {
-        memset(comm->chunk[func], 0, sizeof comm->chunk[func]);
         count(&seg->plugin.passthrough[cause], 1);
     }
-    comm->decisions[comm->decided++ % COMM_DECISIONS] = made;
+    remember_chunk(comm, (unsigned)func, made);
+    if (likely(room)) /* pairs with the acquire in claim() */
+        store(&comm->decided, position + 1, release);
 }
 
-void comm_decide(struct comm *comm, int func, size_t bytes, int pipe_ops, float *cost, int algos, int protos,
-                 int *channels) {
-    if (unlikely(!comm->seg))
-        return;
-    if (unlikely(comm->dseq % DCC_FINGERPRINT_CALLS == DCC_FINGERPRINT_CALLS / 2)) {
-        struct dcc_plugin_words *plugin = &comm->seg->plugin;
-        uint64_t waited = load(&plugin->hold_wait_ns, relaxed);
-        uint64_t begin = comm_host_ns();
-        decide(comm, func, bytes, pipe_ops, cost, algos, protos, channels);
-        uint64_t end = comm_host_ns();
-        waited = load(&plugin->hold_wait_ns, relaxed) - waited;
-        count(&plugin->overhead_ns, end - begin > waited ? end - begin - waited : 0);
-        count(&plugin->overhead_calls, 1);
-        store(&plugin->heartbeat_ns, end, relaxed);
-        return;
-    }
+/* One call in DCC_FINGERPRINT_CALLS is timed. */
+static __attribute__((noinline)) void decide_timed(struct comm *comm, int func, size_t bytes, int pipe_ops,
+                                                   float *cost, int algos, int protos, int *channels) {
+    struct dcc_plugin_words *plugin = &comm->seg->plugin;
+    uint64_t waited = load(&plugin->hold_wait_ns, relaxed);
+    uint64_t begin = comm_host_ns();
     decide(comm, func, bytes, pipe_ops, cost, algos, protos, channels);
+    uint64_t end = comm_host_ns();
+    waited = load(&plugin->hold_wait_ns, relaxed) - waited;
+    count(&plugin->overhead_ns, end - begin > waited ? end - begin - waited : 0);
+    count(&plugin->overhead_calls, 1);
+    store(&plugin->heartbeat_ns, end, relaxed);
+}
+
+int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cost, int algos, int protos,
+                int registered, int *channels) {
+    (void)registered; /* can differ between ranks */
+    struct comm *comm = context;
+    if (unlikely(!comm || !comm->seg))
+        return NCCL_SUCCESS;
+    if (unlikely(comm->dseq % DCC_FINGERPRINT_CALLS == DCC_FINGERPRINT_CALLS / 2))
+        decide_timed(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
+    else
+        decide(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
+    return NCCL_SUCCESS;
 }
 
 void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *chunk) {

@@ -3,8 +3,7 @@
  * `refs` of a slot is 0 when it is free, BUSY while one thread fills or empties it, and otherwise counts what
  * is still to come: COLL for the collective's own stop, one per channel that has yet to stop, and MORE where
  * the number of channels is unknown. Whoever takes the last of them away moves the slot to BUSY, writes the
- * record and frees it. An event that finds its share gone already (a second stop, a channel too many) changes
- * nothing.
+ * record and frees it. What comes too late, or for a share that is gone already, changes nothing.
  *
  * A handle is the slot's address, with 1 + channel in the low bits for a channel and the slot's generation in
  * the 16 bits that no user-space address uses. */
@@ -29,6 +28,8 @@
  * communicator runs its collectives in order, and the proxy thread reports them almost in order. */
 #define RETIRE_DISTANCE 4
 #define START_SPINS 200
+#define DECISIONS_KEPT (COMM_DECISIONS / 2) /* a group decides all of its operations first */
+#define DECISIONS_LIKELY 32
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -111,6 +112,7 @@ static inline void take_off(struct slot *slot, uint32_t share) {
     } while (unlikely(!atomic_compare_exchange_weak_explicit(&slot->refs, &refs, left, memory_order_acq_rel,
                                                              memory_order_relaxed)));
     if (left == REFS_BUSY) {
+        dcc_interleave();
         emit(slot);
         store(&slot->refs, 0, release); /* pairs with the acquire in allocate() */
     }
@@ -192,7 +194,7 @@ static struct slot *allocate(struct comm *comm) {
  * (graphs). So the newest one that fits best: the whole message rather than a part of an aggregate, and what
  * was asked for is what NCCL used. */
 static const struct dcc_record *claim(struct comm *comm, const struct coll_event *event, uint64_t bytes) {
-    /* Pairs with the release in publish(): the decisions below are whole. */
+    /* Pairs with the release in decide(): the decisions below are whole. */
     uint64_t decided = load(&comm->decided, acquire);
     uint64_t claimed = load(&comm->claimed, relaxed);
     for (; comm->looked < decided; comm->looked++)
@@ -201,9 +203,11 @@ static const struct dcc_record *claim(struct comm *comm, const struct coll_event
     int best_fit = -1;
     uint64_t best = 0;
     for (uint64_t i = decided; i-- > claimed && best_fit < 3;) {
-        const struct dcc_record *d = &comm->decisions[i % COMM_DECISIONS];
         uint64_t left = comm->bytes_left[i % COMM_DECISIONS];
-        if (d->func != event->func || left < bytes || left == 0)
+        if (left < bytes || left == 0)
+            continue;
+        const struct dcc_record *d = &comm->decisions[i % COMM_DECISIONS];
+        if (d->func != event->func)
             continue;
         bool as_asked = !(d->flags & DCC_RECORD_APPLIED) || d->asked_algo == 255 ||
                         (d->asked_algo == event->algo && d->asked_proto == event->proto);
@@ -219,15 +223,19 @@ static const struct dcc_record *claim(struct comm *comm, const struct coll_event
     return best_fit >= 0 ? &comm->decisions[best % COMM_DECISIONS] : NULL;
 }
 
-static void finish_claim(struct comm *comm) {
+/* Gives cells back to getCollInfo. What is never launched must neither fill the ring nor make every search
+ * long: it goes little by little whenever an operation finds no decision, as in the replay of a graph. */
+static void finish_claim(struct comm *comm, bool found) {
     uint64_t claimed = load(&comm->claimed, relaxed), before = claimed;
     while (claimed < comm->looked && comm->bytes_left[claimed % COMM_DECISIONS] == 0)
         claimed++;
-    /* What is never launched must not fill the ring. */
-    if (unlikely(comm->looked - claimed > COMM_DECISIONS / 2))
-        claimed = comm->looked - COMM_DECISIONS / 2;
+    uint64_t waiting = comm->looked - claimed;
+    if (unlikely(waiting > DECISIONS_KEPT))
+        claimed += waiting - DECISIONS_KEPT;
+    else if (unlikely(!found && waiting > DECISIONS_LIKELY))
+        claimed++;
     if (claimed != before)
-        store(&comm->claimed, claimed, release); /* pairs with the acquire in next_decision() */
+        store(&comm->claimed, claimed, release); /* pairs with the acquire in decide() */
 }
 
 static inline bool hold_start(struct comm *comm) {
@@ -284,7 +292,7 @@ void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
         handle = handle_of(slot);
         store(&slot->refs, REFS_COLL | (counted ? REFS_COUNTED | event->channels : REFS_MORE), release);
     }
-    finish_claim(comm);
+    finish_claim(comm, decision != NULL);
     store(&comm->starting, 0, release);
     return handle;
 }
@@ -297,14 +305,16 @@ static inline bool is_owner(struct slot *slot) {
     uintptr_t self = (uintptr_t)__builtin_thread_pointer(), nobody = 0;
     uintptr_t owner = load(&slot->owner, relaxed);
     return likely(owner == self) ||
-           (owner == 0 && atomic_compare_exchange_strong_explicit(&slot->owner, &nobody, self,
-                                                                  memory_order_relaxed, memory_order_relaxed));
+           (owner == 0 && atomic_compare_exchange_strong_explicit(
+                              &slot->owner, &nobody, self, memory_order_relaxed, memory_order_relaxed));
 }
 
 static inline void started_at(struct slot *slot, uint64_t ns) {
     if (likely(is_owner(slot))) {
-        if (ns < load(&slot->start_ns, relaxed))
+        if (ns < load(&slot->start_ns, relaxed)) {
+            dcc_interleave();
             store(&slot->start_ns, ns, relaxed);
+        }
         return;
     }
     uint64_t earliest = load(&slot->other_start_ns, relaxed);
@@ -316,8 +326,10 @@ static inline void started_at(struct slot *slot, uint64_t ns) {
 
 static inline void stopped_at(struct slot *slot, uint64_t ns) {
     if (likely(is_owner(slot))) {
-        if (ns > load(&slot->stop_ns, relaxed))
+        if (ns > load(&slot->stop_ns, relaxed)) {
+            dcc_interleave();
             store(&slot->stop_ns, ns, relaxed);
+        }
         return;
     }
     uint64_t latest = load(&slot->other_stop_ns, relaxed);

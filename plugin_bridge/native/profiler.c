@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 /* NCCL's profiler interface, one thin adapter per version over comm.h. Every event gets a handle, measured or
  * not: NCCL skips the children of a parent without one. */
-#include <string.h>
 #include <unistd.h>
 
 #include "comm.h"
@@ -12,33 +11,47 @@
 
 static pid_t self; /* set at init; getpid is a system call */
 
-static uint8_t func_of(const char *s) {
+/* The names are short and almost always the first one tried: a call of strcmp costs more than this. */
+static inline bool same(const char *a, const char *b) {
+    while (*a && *a == *b)
+        a++, b++;
+    return *a == *b;
+}
+
+static inline uint8_t func_of(const char *s) {
     if (!s)
         return UNKNOWN;
-    static const char *const names[DCC_FUNCS] = {"Broadcast", "Reduce", "AllGather", "ReduceScatter",
-                                                 "AllReduce"};
-    for (uint8_t i = 0; i < DCC_FUNCS; i++)
-        if (s[0] == names[i][0] && strcmp(s, names[i]) == 0)
-            return i;
-    return UNKNOWN;
+    switch (s[0]) {
+    case 'A':
+        return same(s, "AllReduce") ? 4 : same(s, "AllGather") ? 2 : UNKNOWN;
+    case 'R':
+        return same(s, "ReduceScatter") ? 3 : same(s, "Reduce") ? 1 : UNKNOWN;
+    default:
+        return same(s, "Broadcast") ? 0 : UNKNOWN;
+    }
 }
 
-static uint8_t index_of(const char *s, const char *const *names, uint8_t n) {
-    for (uint8_t i = 0; s && i < n; i++)
-        if (strcmp(s, names[i]) == 0)
-            return i;
-    return UNKNOWN;
+static inline uint8_t algo_of(const char *s) {
+    if (!s)
+        return UNKNOWN;
+    switch (s[0]) {
+    case 'R':
+        return same(s, "RING") ? 1 : UNKNOWN;
+    case 'T':
+        return same(s, "TREE") ? 0 : UNKNOWN;
+    case 'N':
+        return same(s, "NVLS") ? 4 : same(s, "NVLS_TREE") ? 5 : UNKNOWN;
+    case 'C':
+        return same(s, "COLLNET_DIRECT") ? 2 : same(s, "COLLNET_CHAIN") ? 3 : UNKNOWN;
+    default:
+        return same(s, "PAT") ? 6 : UNKNOWN;
+    }
 }
 
-static uint8_t algo_of(const char *s) {
-    static const char *const names[] = {"TREE",      "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS",
-                                        "NVLS_TREE", "PAT"};
-    return index_of(s, names, DCC_ALGOS);
-}
-
-static uint8_t proto_of(const char *s) {
-    static const char *const names[] = {"LL", "LL128", "SIMPLE"};
-    return index_of(s, names, DCC_PROTOS);
+static inline uint8_t proto_of(const char *s) {
+    if (!s)
+        return UNKNOWN;
+    return same(s, "SIMPLE") ? 2 : same(s, "LL") ? 0 : same(s, "LL128") ? 1 : UNKNOWN;
 }
 
 /* ncclFloat16, ncclInt8, ncclFloat8e4m3, ...: the first number in the name is the width in bits. */
@@ -61,7 +74,10 @@ static int attach(unsigned abi, enum children children, void **context, int *mas
     struct comm *comm = comm_attach_profiler(abi, children, id, name, nodes, ranks, rank, log);
     *context = comm;
     if (comm && comm->seg)
-        *mask |= NCCL_EVENT_COLL | (children == CHILDREN_PROXY ? NCCL_EVENT_PROXY_OP : NCCL_EVENT_KERNEL_CH);
+        /* One word for the whole process, which other communicators' threads read and write. */
+        __atomic_fetch_or(
+            mask, NCCL_EVENT_COLL | (children == CHILDREN_PROXY ? NCCL_EVENT_PROXY_OP : NCCL_EVENT_KERNEL_CH),
+            __ATOMIC_RELAXED);
     return NCCL_SUCCESS;
 }
 
@@ -171,7 +187,7 @@ EXPORT const struct nccl_profiler_v1 ncclProfiler_v3 = {NAME, init_v3, start_v3,
 /* v4: NCCL 2.27 */
 static int init_v4(void **context, int *mask, const char *name, uint64_t id, int nodes, int ranks, int rank,
                    nccl_logger log) {
-    return attach(4, CHILDREN_COUNTED, context, mask, id, name, nodes, ranks, rank, log);
+    return attach(4, CHILDREN_GPU, context, mask, id, name, nodes, ranks, rank, log);
 }
 
 static int start_v4(void *context, void **handle, void *descriptor) {
@@ -189,12 +205,12 @@ EXPORT const struct nccl_profiler_v4 ncclProfiler_v4 = {NAME, init_v4, start_v4,
 /* v5: NCCL 2.28; v6: 2.29 on */
 static int init_v5(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
                    nccl_logger log) {
-    return attach(5, CHILDREN_COUNTED, context, mask, id, name, nodes, ranks, rank, log);
+    return attach(5, CHILDREN_GPU, context, mask, id, name, nodes, ranks, rank, log);
 }
 
 static int init_v6(void **context, uint64_t id, int *mask, const char *name, int nodes, int ranks, int rank,
                    nccl_logger log) {
-    return attach(6, CHILDREN_COUNTED, context, mask, id, name, nodes, ranks, rank, log);
+    return attach(6, CHILDREN_GPU, context, mask, id, name, nodes, ranks, rank, log);
 }
 
 static int start_v5(void *context, void **handle, void *descriptor) {

@@ -1,13 +1,10 @@
-#define _GNU_SOURCE
 #include "reader.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "ring.h"
 #include "table.h"
@@ -17,23 +14,17 @@
 
 #define ERROR_BYTES 256
 #define PREPARE_TRIES 20
+#define MAX_MARGIN (1ull << 32)
 
-struct dcc_segment *dcc_open(const char *path, char *error) {
-    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) {
-        snprintf(error, ERROR_BYTES, "cannot open: %s", strerror(errno));
-        return NULL;
-    }
+struct dcc_segment *dcc_open(int fd, char *error) {
     struct stat st;
     struct dcc_segment *seg = NULL;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (size_t)st.st_size < sizeof *seg) {
         snprintf(error, ERROR_BYTES, "not a channel of this version: %lld bytes, expected %zu",
                  (long long)st.st_size, sizeof *seg);
-        close(fd);
         return NULL;
     }
     seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
     if (seg == MAP_FAILED) {
         snprintf(error, ERROR_BYTES, "cannot map: %s", strerror(errno));
         return NULL;
@@ -41,13 +32,16 @@ struct dcc_segment *dcc_open(const char *path, char *error) {
     /* Acquire pairs with the release in ready(): the fixed fields below are written. */
     uint32_t state = load(&seg->state, acquire);
     error[0] = 0;
-    if (state == DCC_STARTING)
-        snprintf(error, ERROR_BYTES, "still starting");
+    if (state == DCC_STARTING && (seg->magic == 0 || seg->magic == DCC_MAGIC))
+        snprintf(error, ERROR_BYTES, "still starting: try again");
     else if (seg->magic != DCC_MAGIC)
-        snprintf(error, ERROR_BYTES, "not a channel: magic %016llx", (unsigned long long)seg->magic);
+        snprintf(error, ERROR_BYTES, "not a channel: magic %016llx, expected %016llx",
+                 (unsigned long long)seg->magic, DCC_MAGIC);
     else if (seg->abi != DCC_ABI)
-        snprintf(error, ERROR_BYTES, "written by a plugin of channel ABI %u, this side speaks %u", seg->abi,
-                 DCC_ABI);
+        snprintf(
+            error, ERROR_BYTES,
+            "written by a plugin of channel ABI %u, this side speaks %u: install the same release on both",
+            seg->abi, DCC_ABI);
     else if (seg->record_bytes != sizeof(struct dcc_record) || seg->ring_records != DCC_RING_RECORDS ||
              seg->table_bytes != sizeof(struct dcc_table) || seg->segment_bytes != sizeof *seg)
         snprintf(error, ERROR_BYTES, "layout of another build: record %u, ring %u, table %u bytes",
@@ -98,13 +92,13 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->overhead_calls = load(&p->overhead_calls, relaxed);
     out->plugin_heartbeat_ns = load(&p->heartbeat_ns, relaxed);
     out->runner_heartbeat_ns = load(&r->heartbeat_ns, relaxed);
-    out->records = load(&p->records, relaxed);
     out->dropped_full = load(&p->dropped_full, relaxed);
     out->dropped_busy = load(&p->dropped_busy, relaxed);
     out->dropped_incomplete = load(&p->dropped_incomplete, relaxed);
     out->dropped_timer = load(&p->dropped_timer, relaxed);
     out->undecided = load(&p->undecided, relaxed);
-    out->backlog = load(&seg->head, relaxed) - load(&r->tail, relaxed);
+    out->records = load(&seg->head, relaxed);
+    out->backlog = out->records - load(&r->tail, relaxed);
 }
 
 size_t dcc_drain(struct dcc_segment *seg, struct dcc_record *out, size_t max) {
@@ -163,35 +157,54 @@ int dcc_fold(struct dcc_segment *seg) {
         if (load(&seg->plugin.dseq, seq_cst) < decision)
             return 0;
         store(&r->base, load(&r->pending, relaxed), release);
+        dcc_interleave();
     }
     store(&r->hold_at, DCC_NO_HOLD, release);
     return 1;
 }
 
+/* True if this rank's answer for the open version was given, or was about to be. */
+static bool promised(struct dcc_segment *seg) {
+    uint64_t version = load(&seg->runner.pending, relaxed) >> 8;
+    return load(&seg->runner.promise, relaxed) == (version << 2 | DCC_PROMISED);
+}
+
 int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t margin, uint64_t *hold_at,
                 uint64_t *digest) {
     struct dcc_runner_words *r = &seg->runner;
-    if (!dcc_fold(seg) &&
-        load(&r->promise, relaxed) == (load(&r->pending, relaxed) >> 8 << 2 | DCC_PROMISED)) {
-        if (load(&r->pending, relaxed) >> 8 != table->version || load(&r->decision, relaxed) != DCC_UNDECIDED)
+    if (!dcc_fold(seg) && promised(seg)) {
+        uint64_t pending = load(&r->pending, relaxed);
+        if (pending >> 8 != table->version || load(&r->decision, relaxed) != DCC_UNDECIDED ||
+            (pending & 0xff) >= DCC_SLOTS)
             return DCC_BUSY;
         *hold_at = load(&r->hold_at, relaxed);
-        *digest = dcc_table_digest(&seg->tables[load(&r->pending, relaxed) & 0xff]);
+        *digest = dcc_table_digest(&seg->tables[pending & 0xff]);
         return DCC_PREPARED;
     }
     uint64_t base = load(&r->base, relaxed);
-    if (table->version == 0 || table->version <= base >> 8 || !dcc_table_valid(table, table->version))
+    if (table->version == 0 || table->version > DCC_MAX_VERSION || table->version <= base >> 8 ||
+        !dcc_table_valid(table, table->version))
         return DCC_REFUSED;
+    /* A runner that died before it could promise has left a hold that nobody knows of. */
+    store(&r->hold_at, DCC_NO_HOLD, seq_cst);
     uint64_t slot = base && (base & 0xff) == 0 ? 1 : 0;
     memcpy(&seg->tables[slot], table, sizeof *table);
     *digest = dcc_table_digest(&seg->tables[slot]);
     store(&r->decision, DCC_UNDECIDED, release);
+    dcc_interleave();
     store(&r->pending, table->version << 8 | slot, release);
-    for (int i = 0; i < PREPARE_TRIES; i++, margin *= 2) {
+    dcc_interleave();
+    if (margin > MAX_MARGIN)
+        margin = MAX_MARGIN;
+    for (int i = 0; i < PREPARE_TRIES; i++, margin = 2 * margin + 1) {
         uint64_t open = table->version << 2 | DCC_OPEN;
         store(&r->promise, open, release);
+        dcc_interleave();
         uint64_t hold = load(&seg->plugin.dseq, seq_cst) + margin + 1;
+        /* Dekker with decide() in the plugin: this store before that load, in one total order. */
+        dcc_interleave();
         store(&r->hold_at, hold, seq_cst);
+        dcc_interleave();
         if (load(&seg->plugin.dseq, seq_cst) < hold &&
             atomic_compare_exchange_strong(&r->promise, &open, open | DCC_PROMISED)) {
             *hold_at = hold;
@@ -205,12 +218,15 @@ int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t
 
 int dcc_decide(struct dcc_segment *seg, uint64_t version, uint64_t decision) {
     struct dcc_runner_words *r = &seg->runner;
-    if (load(&r->pending, relaxed) >> 8 != version)
+    if (decision == DCC_UNDECIDED || load(&r->pending, relaxed) >> 8 != version)
         return -1;
     uint64_t known = load(&r->decision, relaxed);
     if (known != DCC_UNDECIDED)
         return known == decision ? 0 : -1;
     if (!open_version(seg))
+        return -1;
+    /* The calls below the promised hold are served from the old table without a look at the decision. */
+    if (decision != DCC_ABORT && (!promised(seg) || decision < load(&r->hold_at, relaxed)))
         return -1;
     /* Release pairs with the acquire in word_at_hold(). */
     store(&r->decision, decision, release);

@@ -32,9 +32,9 @@ enum dcc_prepared {
     DCC_REFUSED = 3,   /* version 0, not newer than the one in force, or no such table */
 };
 
-/* Maps a segment. NULL with the reason in `error` (256 bytes): not ours, another ABI version, still starting.
- */
-struct dcc_segment *dcc_open(const char *path, char *error);
+/* Maps an open file, which the caller closes. NULL with the reason in `error` (256 bytes): not ours, another
+ * ABI version, still starting. */
+struct dcc_segment *dcc_open(int fd, char *error);
 void dcc_close(struct dcc_segment *seg);
 
 void dcc_identity(struct dcc_segment *seg, struct dcc_identity_view *out);
@@ -55,8 +55,8 @@ void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
 int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t margin, uint64_t *hold_at,
                 uint64_t *digest);
 
-/* COMMIT at `decision`, or DCC_ABORT, for `version`. 0 if done or already so, -1 if that version is not open.
- */
+/* COMMIT at `decision`, or DCC_ABORT, for `version`. 0 if done or already so, -1 if that version is not open,
+ * or if it was never promised for a call as early as `decision`. */
 int dcc_decide(struct dcc_segment *seg, uint64_t version, uint64_t decision);
 
 /* Folds a committed version once dseq has passed its S. 1 if no version is open any more. */

@@ -16,16 +16,27 @@
 
 static inline bool dcc_ring_push(struct dcc_segment *seg, const struct dcc_record *record) {
     uint64_t position = atomic_load_explicit(&seg->head, memory_order_relaxed);
-    do {
+    for (;;) {
         /* Acquire pairs with the release of `tail` in dcc_ring_drain: the cell has been read before it is
          * reused. */
+        dcc_interleave();
         uint64_t tail = atomic_load_explicit(&seg->runner.tail, memory_order_acquire);
-        /* Unsigned, so that a corrupted tail ahead of head also reads as full. */
-        if (position - tail >= DCC_RING_RECORDS)
-            return false;
-    } while (!atomic_compare_exchange_weak_explicit(&seg->head, &position, position + 1, memory_order_relaxed,
-                                                    memory_order_relaxed));
+        if (__builtin_expect(position - tail >= DCC_RING_RECORDS, 0)) {
+            /* Full, unless `position` has become so old that the consumer is ahead of it. */
+            uint64_t now = atomic_load_explicit(&seg->head, memory_order_relaxed);
+            if (now == position)
+                return false;
+            position = now;
+            continue;
+        }
+        if (__builtin_expect(atomic_compare_exchange_weak_explicit(&seg->head, &position, position + 1,
+                                                                   memory_order_relaxed,
+                                                                   memory_order_relaxed),
+                             1))
+            break;
+    }
     struct dcc_record *cell = &seg->ring[position & (DCC_RING_RECORDS - 1)];
+    dcc_interleave();
     memcpy(cell, record, DCC_RECORD_PAYLOAD);
     /* Release pairs with the acquire of `ticket` in dcc_ring_drain: the payload is whole. */
     atomic_store_explicit(&cell->ticket, position + 1, memory_order_release);

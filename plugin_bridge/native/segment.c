@@ -14,6 +14,7 @@
 /* What must stay free for NCCL's own shared-memory transport, which fails hard when /dev/shm is full.
  * Docker's default /dev/shm of 64 MiB is therefore never touched. */
 #define RESERVE_BYTES (64ull << 20)
+#define MOST_SEGMENTS 4096
 
 static _Atomic uint32_t ordinals;
 
@@ -44,13 +45,8 @@ struct dcc_segment *segment_create(char *path, char *error) {
     const char *dir = getenv("DYNAMICCL_SHM_DIR");
     if (!dir || !*dir)
         dir = "/dev/shm";
-    char job[DCC_NAME_BYTES];
+    char job[DCC_NAME_BYTES] = {0};
     job_name(job, sizeof job);
-    uint32_t ordinal = atomic_fetch_add(&ordinals, 1);
-    if ((size_t)snprintf(path, 256, "%s/dynamiccl-%s-%d-%u", dir, job, (int)getpid(), ordinal) >= 256) {
-        snprintf(error, 512, "DYNAMICCL_SHM_DIR=%s is too long; tuning stays off", dir);
-        return NULL;
-    }
     struct statvfs fs;
     if (statvfs(dir, &fs) != 0) {
         snprintf(error, 512, "cannot read %.200s: %s; tuning stays off", dir, strerror(errno));
@@ -66,9 +62,21 @@ struct dcc_segment *segment_create(char *path, char *error) {
             (unsigned long long)((sizeof(struct dcc_segment) + RESERVE_BYTES + (1 << 20) - 1) >> 20));
         return NULL;
     }
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    uint32_t ordinal;
+    int fd;
+    do {
+        ordinal = atomic_fetch_add(&ordinals, 1);
+        if ((size_t)snprintf(path, 256, "%s/dynamiccl-%s-%d-%u", dir, job, (int)getpid(), ordinal) >= 256) {
+            snprintf(error, 512, "DYNAMICCL_SHM_DIR=%.200s is too long; tuning stays off", dir);
+            return NULL;
+        }
+        fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+        /* The name of a process in another PID namespace, or of one that is gone: not ours to judge here. */
+    } while (fd < 0 && errno == EEXIST && ordinal < MOST_SEGMENTS);
     if (fd < 0) {
-        snprintf(error, 512, "cannot create %.255s: %s; tuning stays off", path, strerror(errno));
+        snprintf(error, 512,
+                 "cannot create %.255s: %s; tuning stays off (DYNAMICCL_SHM_DIR names another directory)",
+                 path, strerror(errno));
         return NULL;
     }
     /* Reserve the pages now: touching a page of a full tmpfs later would be a SIGBUS in the training process.

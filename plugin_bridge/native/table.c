@@ -18,5 +18,5 @@ uint64_t dcc_table_digest(const struct dcc_table *table) {
 
 bool dcc_table_valid(const struct dcc_table *table, uint64_t version) {
     return table->magic == DCC_TABLE_MAGIC && table->abi == DCC_ABI && table->version == version &&
-           table->digest == dcc_table_digest(table);
+           table->apply <= 1 && table->digest == dcc_table_digest(table);
 }

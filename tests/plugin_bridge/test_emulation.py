@@ -52,9 +52,7 @@ def dummy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def make_key(
-    n_bytes: int = MIB, collective: Collective = Collective.ALL_REDUCE, channels: int = 8
-) -> HostKey:
+def make_key(n_bytes: int = MIB, collective: Collective = Collective.ALL_REDUCE, channels: int = 8) -> HostKey:
     cost = np.full((7, 3), -1.0, np.float32)
     cost[Algorithm.TREE] = 40, 35, 50
     cost[Algorithm.RING] = 60, 30, 45
@@ -267,9 +265,7 @@ def test_a_cell_without_a_measurement_is_named(job: StartJob) -> None:
     program.time_us[0, 1, 0, 0] = np.nan
     with job(program) as run:
         run.start()
-        with pytest.raises(
-            HostError, match=r"no measurement for phase 0, key 1 \(AllReduce, 16777216 bytes\)"
-        ):
+        with pytest.raises(HostError, match=r"no measurement for phase 0, key 1 \(AllReduce, 16777216 bytes\)"):
             run.wait(20)
 
 
@@ -450,9 +446,7 @@ def test_logger(job: StartJob) -> None:
 def test_bench(host: Path, dummy: Path, tmp_path: Path) -> None:
     make_program().write(tmp_path / "p")
     command = [host, "bench", "--program", tmp_path / "p", "--plugin", dummy, "--calls", "2000"]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    ) as run:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as run:
         assert run.stdout is not None
         assert run.stdout.readline() == b"ready\n"
         report = json.loads(run.communicate(b"go\n", timeout=20)[0])

@@ -1,0 +1,185 @@
+"""``dynamiccl bench plugin`` and ``bench channel``: what the plugin and the channel cost on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.knobs import N_ALGORITHMS, N_PAIRS, N_PROTOCOLS, Algorithm, Collective, Protocol, pair_index
+from dynamiccl_ray.observation import N_CHANNELS
+from dynamiccl_ray.table import Action, DecisionTable, key_of
+from plugin_bridge import native_dir
+from plugin_bridge.channel import RECORD_DTYPE, Channel, Prepared, segments
+from plugin_bridge.doctor import require_plugin
+from plugin_bridge.emulation import HOST_NAME, HostKey, HostProgram
+
+_JOB = "dynamiccl_bench"
+_NBYTES = 1 << 20
+_CALLS = 400_000
+
+
+def hardware() -> dict[str, Any]:
+    """What a number was measured on."""
+    model = platform.processor()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    return {"cpu": model, "cores": os.cpu_count(), "machine": platform.machine()}
+
+
+def bench_plugin() -> dict[str, Any]:
+    """getCollInfo with a table in force against an empty function in the same run, and the profiler's 26 calls of one
+    collective on 8 channels. Nanoseconds; nothing but C runs while they are measured.
+
+    Percentiles of single calls are as coarse as the processor's counter (``tick_ns``); ``block`` is the median over
+    blocks of calls, per call, which is not.
+    """
+    plugin = require_plugin()
+    with tempfile.TemporaryDirectory() as directory, _program(Path(directory)) as program:
+        command = [
+            *(str(native_dir() / HOST_NAME), "bench", "--program", str(program), "--plugin", str(plugin)),
+            *("--calls", str(_CALLS), "--pause-us", "2000"),
+        ]
+        host = subprocess.Popen(
+            command,
+            env={**os.environ, "DYNAMICCL_JOB_ID": _JOB},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert host.stdin is not None
+        assert host.stdout is not None
+        if host.stdout.readline().strip() != "ready":
+            raise RunError(f"the emulated host did not start: {host.communicate()[1]}")
+        with _staged(host.pid) as channel:
+            host.stdin.write("go\n")
+            host.stdin.flush()
+            while host.poll() is None:
+                channel.drain()
+                time.sleep(0.001)
+            out, err = host.communicate()
+            if host.returncode:
+                raise RunError(f"the emulated host failed: {err}")
+    raw = json.loads(out)
+    call, empty = raw["tuner_ns"], raw["baseline_ns"]
+    return {
+        "get_coll_info_ns": {"p50": call["p50"], "p99": call["p99"], "block": raw["tuner_block_ns"]},
+        "empty_call_ns": {"p50": empty["p50"], "p99": empty["p99"], "block": raw["baseline_block_ns"]},
+        "above_empty_ns": {
+            "p50": raw["tuner_block_ns"] - raw["baseline_block_ns"],
+            "p99": call["p99"] - empty["p99"],
+        },
+        "profiler_path_ns": raw["profiler_ns_per_collective"]["p50"],
+        "tick_ns": raw["ns_per_tick"],
+        "calls": raw["calls"],
+        "hardware": hardware(),
+    }
+
+
+@contextlib.contextmanager
+def _program(directory: Path) -> Iterator[Path]:
+    """One all-reduce of 1 MiB that any pair can do."""
+    shape = (N_ALGORITHMS, N_PROTOCOLS)
+    key = HostKey(
+        collective=Collective.ALL_REDUCE,
+        n_bytes=_NBYTES,
+        cost_us=np.full(shape, 100, np.float32),
+        own_channels=np.full(shape, 8, np.uint8),
+        own_warps=np.full(shape, 16, np.uint8),
+        own_chunk_bytes=np.full(shape, 16384, np.uint32),
+    )
+    response = np.full((1, 1, N_PAIRS, N_CHANNELS), 100.0)
+    program = HostProgram(
+        comm_id=1,
+        comm_name="bench",
+        n_ranks=8,
+        n_nodes=2,
+        max_channels=16,
+        keys=[key],
+        order=np.zeros(1, np.uint32),
+        time_us=response,
+        sigma=np.zeros_like(response),
+    )
+    program.write(directory / "program.bin")
+    yield directory / "program.bin"
+
+
+@contextlib.contextmanager
+def _staged(pid: int) -> Iterator[Channel]:
+    """The bench process's channel, with a table in force."""
+    path = next((p for p in segments(_JOB) if f"-{pid}-" in p.name), None)
+    if path is None:
+        raise RunError("the plugin made no channel; see `dynamiccl doctor`")
+    with Channel(path) as channel:
+        action = Action(pair=pair_index(Algorithm.RING, Protocol.LL128), channels=3)
+        table = DecisionTable.of(1, {key_of(Collective.ALL_REDUCE, _NBYTES, False): action}, max_channels=16)
+        outcome, hold_at, _ = channel.prepare(table, 0)
+        if outcome is not Prepared.PREPARED or not channel.decide(1, hold_at):
+            raise RunError(f"the bench table was not accepted: {outcome.name}")
+        yield channel
+
+
+def bench_channel(records: int = 20_000_000) -> dict[str, Any]:
+    """The record ring: writes from C, drains into NumPy, each timed alone; then both at once.
+
+    ``lost`` counts records of the concurrent run that were neither drained nor refused by a full ring.
+    """
+    lib = ctypes.CDLL(str(native_dir() / "libdynamiccl-channel.so"))
+    lib.dcc_bench_segment.restype = ctypes.c_void_p
+    lib.dcc_bench_segment.argtypes = [ctypes.c_char_p]
+    lib.dcc_bench_push.restype = ctypes.c_uint64
+    lib.dcc_bench_push.argtypes = [ctypes.c_void_p, ctypes.c_uint64]
+    lib.dcc_bench_start.restype = ctypes.c_void_p
+    lib.dcc_bench_start.argtypes = [ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint64]
+    lib.dcc_bench_join.restype = ctypes.c_uint64
+    lib.dcc_bench_join.argtypes = [ctypes.c_void_p]
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        path = Path(directory) / "ring"
+        segment = lib.dcc_bench_segment(os.fsencode(path))
+        if not segment:
+            raise RunError(f"cannot make a segment in {directory}; see `dynamiccl doctor`")
+        with Channel(path) as channel:
+            buffer = np.empty(1 << 14, RECORD_DTYPE)
+            capacity = len(buffer)
+            write_ns = drain_ns = 0
+            rounds = max(1, records // capacity)
+            for _ in range(rounds):
+                write_ns += lib.dcc_bench_push(segment, capacity)
+                begin = time.perf_counter_ns()
+                drained = len(channel.drain(buffer))
+                drain_ns += time.perf_counter_ns() - begin
+                assert drained == capacity
+            # A million records a second: a thousand ranks' worth, and far below what either end can do.
+            total = 2_000_000
+            writer = lib.dcc_bench_start(segment, total, 1_000_000)
+            seen = 0
+            deadline = time.monotonic() + 30
+            while seen < total and time.monotonic() < deadline:
+                got = len(channel.drain(buffer))
+                seen += got
+                if not got:
+                    time.sleep(0.0005)
+            refused = lib.dcc_bench_join(writer)
+            seen += len(channel.drain(buffer))
+    return {
+        "write_per_s": rounds * capacity / write_ns * 1e9,
+        "drain_per_s": rounds * capacity / drain_ns * 1e9,
+        "lost": total - seen,
+        "refused": refused,
+        "hardware": hardware(),
+    }

@@ -1,0 +1,496 @@
+"""The channel: its layout, who may claim it, what is not one, the record ring, and machines without room."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rig import KEYS, Rig, host_program, stage, table_key, wait_for, write_at
+
+from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.table import ENTRY_DTYPE, N_KEYS, Action, DecisionTable
+from plugin_bridge import native_dir, plugin_path
+from plugin_bridge.channel import (
+    COST_ROW_DTYPE,
+    RECORD_DTYPE,
+    Channel,
+    c_digest,
+    process_alive,
+    remove_stale,
+    sanitized,
+    segments,
+)
+from plugin_bridge.emulation import HOST_NAME, EmulatedJob
+
+ROOT = Path(__file__).parents[2]
+NATIVE = ROOT / "plugin_bridge" / "native"
+
+# docs/channel.md, byte for byte; nothing here comes from the code under test.
+SEGMENT_BYTES = 1122048
+RECORDS, RECORD_BYTES = 16384, 64
+MAGIC, ABI, STATE = 0, 8, 32
+DSEQ, APPLIED, PASSTHROUGH = 256, 320, 328
+DROPPED_FULL = 448
+FINGERPRINTS = 488
+COST_ROWS_USED, COST_ROWS = 744, 748
+HOLD_AT, BASE, PENDING, DECISION, PROMISE, TAIL, HEAD = 23296, 23304, 23312, 23320, 23328, 23360, 23424
+TABLES, TABLE_BYTES, RING = 23488, 24992, 73472
+RECORD = struct.Struct("<QQQQIHBBBBBBBBBBIIQ")
+RECORD_FIELDS = [
+    "dseq",
+    "bytes",
+    "exec_ns",
+    "start_ns",
+    "version",
+    "key",
+    "flags",
+    "timing",
+    "func",
+    "algo",
+    "proto",
+    "channels",
+    "warps",
+    "asked_algo",
+    "asked_proto",
+    "asked_channels",
+    "asked_chunk",
+    "seq",
+    "ticket",
+]
+
+
+def word(memory: mmap.mmap, offset: int) -> int:
+    return int(struct.unpack_from("<Q", memory, offset)[0])
+
+
+# ---- digest ----
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    version=st.integers(0, 2**64 - 1),
+    max_channels=st.integers(0, 2**32 - 1),
+    apply=st.booleans(),
+    rows=st.dictionaries(st.integers(0, N_KEYS - 1), st.binary(min_size=8, max_size=8), max_size=40),
+)
+def test_both_sides_digest_alike(version: int, max_channels: int, apply: bool, rows: dict[int, bytes]) -> None:
+    words = np.zeros(N_KEYS, "<u8")
+    for key, row in rows.items():
+        words[key] = int.from_bytes(row, "little")
+    table = DecisionTable(version, words.view(ENTRY_DTYPE), max_channels, apply)
+    assert c_digest(table) == table.digest
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    key=st.integers(0, N_KEYS - 1),
+    other=st.integers(0, N_KEYS - 1),
+    bit=st.integers(0, 63),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_the_digest_sees_every_bit_and_every_place(key: int, other: int, bit: int, seed: int) -> None:
+    words = np.random.default_rng(seed).integers(1, 2**63, N_KEYS, np.uint64)
+    digest = DecisionTable(1, words.view(ENTRY_DTYPE), 8).digest
+    flipped = words.copy()
+    flipped[key] ^= np.uint64(1) << np.uint64(bit)
+    assert DecisionTable(1, flipped.view(ENTRY_DTYPE), 8).digest != digest
+    if key != other:
+        swapped = words.copy()
+        swapped[[key, other]] = swapped[[other, key]]
+        assert DecisionTable(1, swapped.view(ENTRY_DTYPE), 8).digest != digest
+    assert DecisionTable(2, words.view(ENTRY_DTYPE), 8).digest != digest
+    assert DecisionTable(1, words.view(ENTRY_DTYPE), 9).digest != digest
+    assert DecisionTable(1, words.view(ENTRY_DTYPE), 8, apply=False).digest != digest
+
+
+# ---- layout ----
+
+
+def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
+    """A decoder that knows nothing but the documented offsets reads what channel.py reads."""
+    total = 1100
+    job = rig.start(host_program(total=total))
+    ((channel,),) = rig.channels(job)
+    table = DecisionTable.of(1, {table_key(KEYS[0]): Action(pair=6, channels=4)}, max_channels=16)
+    with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
+        assert len(memory) == SEGMENT_BYTES
+        header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
+        assert header == (0x4C43434D414E5944, 1, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
+        identity = struct.unpack_from("<QQ8I64s64s", memory, 40)
+        seen = channel.identity
+        assert identity[:6] == (seen.comm_id, seen.start_time, seen.pid, seen.ordinal, seen.rank, seen.ranks)
+        assert identity[6:10] == (seen.nodes, 6, 6, 0)
+        assert [text.rstrip(b"\0").decode() for text in identity[10:]] == [seen.comm_name, seen.job]
+        assert (word(memory, HOLD_AT), word(memory, BASE)) == (2**64 - 1, 0)
+
+        switch_at = stage(channel, table, 50)
+        assert word(memory, HOLD_AT) == switch_at == word(memory, DECISION) == 51
+        assert (word(memory, PENDING), word(memory, PROMISE)) == (1 << 8, 1 << 2 | 1)
+        assert memory[TABLES : TABLES + TABLE_BYTES] == table.to_bytes()
+        job.set_credit(total)
+        job.wait(60)
+        assert channel.fold()
+        assert (word(memory, HOLD_AT), word(memory, BASE)) == (2**64 - 1, 1 << 8)
+
+        status = channel.status
+        assert status.dseq == word(memory, DSEQ) == total
+        assert status.applied == word(memory, APPLIED) > 0
+        assert struct.unpack_from("<6Q", memory, PASSTHROUGH) == tuple(status.passthrough.values())
+        assert status.records == word(memory, HEAD) == total
+        assert (status.backlog, word(memory, TAIL)) == (total, 0)
+        assert struct.unpack_from("<4Q", memory, DROPPED_FULL) == (0, 0, 0, 0)
+        (window, fingerprint), *_ = struct.iter_unpack("<QQ", memory[FINGERPRINTS : FINGERPRINTS + 256])
+        assert channel.fingerprints() == {window - 1: fingerprint}
+
+        rows = channel.cost_rows()
+        assert struct.unpack_from("<I", memory, COST_ROWS_USED) == (len(rows),)
+        assert memory[COST_ROWS : COST_ROWS + 88 * len(rows)] == rows.tobytes()
+        assert COST_ROW_DTYPE.itemsize == 88
+
+        raw = list(RECORD.iter_unpack(memory[RING : RING + RECORD_BYTES * total]))
+        records = channel.drain()
+        assert word(memory, TAIL) == total
+        for position, (fields, record) in enumerate(zip(raw, records, strict=True)):
+            assert dict(zip(RECORD_FIELDS, fields, strict=True)) == {n: record[n] for n in RECORD_FIELDS}
+            assert record["ticket"] == position + 1
+    assert RECORD_DTYPE.itemsize == RECORD.size == RECORD_BYTES
+
+
+# ---- claims ----
+
+
+CLAIM = "import sys; from plugin_bridge.channel import Channel; Channel(__import__('pathlib').Path(sys.argv[1]))"
+
+
+def test_one_runner_at_a_time(segment: tuple[EmulatedJob, Path]) -> None:
+    _, path = segment
+    with Channel(path):
+        with pytest.raises(ChannelError, match="claimed by another runner"):
+            Channel(path)
+        other = subprocess.run(
+            [sys.executable, "-c", CLAIM, str(path)], cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert other.returncode == 1
+        assert "ChannelError" in other.stderr
+        assert "claimed by another runner" in other.stderr
+        with Channel(path, claim=False) as onlooker:
+            assert onlooker.alive
+    Channel(path).close()
+
+
+def test_a_killed_runner_gives_its_claim_back(segment: tuple[EmulatedJob, Path]) -> None:
+    _, path = segment
+    script = CLAIM.replace("Channel(__", "c = Channel(__") + "; print('ok', flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as runner:
+        assert runner.stdout is not None
+        assert runner.stdout.readline() == b"ok\n"
+        with pytest.raises(ChannelError, match="claimed"):
+            Channel(path)
+        runner.kill()
+        runner.wait()
+    Channel(path).close()
+
+
+def test_a_closed_channel_says_so(segment: tuple[EmulatedJob, Path]) -> None:
+    channel = Channel(segment[1])
+    channel.close()
+    channel.close()
+    for use in (lambda: channel.status, lambda: channel.identity, channel.drain, channel.fold, channel.beat):
+        with pytest.raises(ChannelError, match="closed"):
+            use()
+
+
+def test_drain_takes_no_other_buffer(segment: tuple[EmulatedJob, Path]) -> None:
+    with Channel(segment[1]) as channel:
+        for buffer in (np.empty(64, np.uint8), np.empty(64, RECORD_DTYPE)[::2]):
+            with pytest.raises(ValueError, match="RECORD_DTYPE"):
+                channel.drain(buffer)
+        assert len(channel.drain(np.empty(0, RECORD_DTYPE))) == 0
+
+
+# ---- what is not a channel ----
+
+
+@pytest.mark.parametrize(
+    ("offset", "data", "message"),
+    [
+        (MAGIC, b"\1", "not a channel: magic"),
+        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 1"),
+        (STATE, b"\0\0\0\0", "still starting"),
+        (12, b"\x80", "layout of another build: record 128"),
+        (16, b"\1", "layout of another build"),
+        (20, b"\1", "layout of another build"),
+        (24, b"\1", "layout of another build"),
+    ],
+    ids=["magic", "abi", "starting", "record", "ring", "table", "segment"],
+)
+def test_a_header_of_another_kind(
+    segment: tuple[EmulatedJob, Path], tmp_path: Path, offset: int, data: bytes, message: str
+) -> None:
+    copy = tmp_path / "copy"
+    copy.write_bytes(segment[1].read_bytes())
+    write_at(copy, offset, data)
+    with pytest.raises(ChannelError, match=message):
+        Channel(copy)
+    # The claim is not kept: the same answer, not "claimed".
+    with pytest.raises(ChannelError, match=message):
+        Channel(copy)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "0 bytes, expected 1122048"),
+        (b"short", "5 bytes, expected"),
+        (bytes(SEGMENT_BYTES - 1), "expected 1122048"),
+        (bytes(SEGMENT_BYTES), "still starting"),
+        (np.random.default_rng(1).bytes(SEGMENT_BYTES), "not a channel: magic"),
+        (np.random.default_rng(1).bytes(32) + bytes(SEGMENT_BYTES), "not a channel: magic"),
+    ],
+    ids=["empty", "short", "truncated", "zeros", "noise", "noise-not-ready"],
+)
+def test_a_file_of_another_kind(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "dynamiccl-x-1-0"
+    path.write_bytes(content)
+    with pytest.raises(ChannelError, match=message) as caught:
+        Channel(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_file_a_directory_and_a_link(tmp_path: Path, segment: tuple[EmulatedJob, Path]) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(segment[1])
+    for path in (tmp_path / "none", tmp_path, link):
+        with pytest.raises(ChannelError, match="cannot open"):
+            Channel(path)
+
+
+def test_a_file_cut_short_after_it_was_found(segment: tuple[EmulatedJob, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.write_bytes(segment[1].read_bytes()[:-4096])
+    with pytest.raises(ChannelError, match="expected 1122048"):
+        Channel(copy)
+
+
+# ---- names and leftovers ----
+
+
+def test_names_are_sanitized_alike_on_both_sides(rig: Rig) -> None:
+    name = "a b/c-d:x.Y_" + "z" * 80
+    job = EmulatedJob(host_program(), ranks=(0,), job_id=name, plugin=plugin_path(), directory=rig.directory / "named")
+    with job:
+        job.set_credit(0)
+        job.start()
+        (path,) = wait_for(lambda: list(segments(name)), what="the segment")
+        assert path.name == f"dynamiccl-{sanitized(name)}-{job.pids()[0]}-0"
+    assert sanitized(name) == "a_b_c_d_x.Y_" + "z" * 51
+
+
+def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[EmulatedJob, Path]) -> None:
+    job, live = segment
+    pid = job.pids()[0]
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    content = live.read_bytes()
+    of_dead = rig.shm / f"dynamiccl-other-{dead.pid}-0"
+    of_dead.write_bytes(content[:56] + struct.pack("<I", dead.pid) + content[60:])
+    recycled = rig.shm / f"dynamiccl-other-{pid}-7"
+    recycled.write_bytes(content[:48] + struct.pack("<Q", 1) + content[56:])
+    unreadable_dead = rig.shm / f"dynamiccl-other-{dead.pid}-1"
+    unreadable_dead.write_bytes(b"old")
+    unreadable_live = rig.shm / f"dynamiccl-other-{os.getpid()}-1"
+    unreadable_live.write_bytes(b"old")
+    foreign = rig.shm / "dynamiccl-notes.txt"
+    foreign.write_text("mine")
+    assert set(segments()) == {live, of_dead, recycled, unreadable_dead, unreadable_live}
+    assert set(segments("other")) == {of_dead, recycled, unreadable_dead, unreadable_live}
+    assert remove_stale("no such job") == []
+    assert set(remove_stale()) == {of_dead, recycled, unreadable_dead}
+    assert set(rig.shm.iterdir()) == {live, unreadable_live, foreign}
+    unreadable_live.unlink()
+    foreign.unlink()
+    assert process_alive(pid, Channel(live, claim=False).identity.start_time)
+    assert not process_alive(pid, 1)
+    assert not process_alive(2**22 + 1, 1)
+
+
+def test_a_leftover_of_the_same_name_is_not_touched(rig: Rig) -> None:
+    """Process ids repeat in containers that share /dev/shm; the plugin takes the next name."""
+    host = rig.directory / "host"
+    host.write_text(f'#!/bin/sh\necho mine > "{rig.shm}/dynamiccl-job1-$$-0"\nexec "{native_dir() / HOST_NAME}" "$@"\n')
+    host.chmod(0o755)
+    job = rig.start(host_program(total=10), host=host)
+    leftover = rig.shm / f"dynamiccl-job1-{job.pids()[0]}-0"
+    job.set_credit(10)
+    job.wait(20)
+    assert leftover.read_text() == "mine\n"
+    assert list(segments()) == [leftover]
+
+
+# ---- nowhere to put it ----
+
+
+@pytest.fixture
+def mounted(tmp_path: Path) -> Iterator[Any]:
+    """Mounts a tmpfs with the options given, or skips."""
+    made: list[Path] = []
+
+    def mount(options: str) -> Path:
+        where = tmp_path / f"mount{len(made)}"
+        where.mkdir()
+        if os.geteuid() != 0:
+            pytest.skip("mounting a tmpfs needs root")
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(where)], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
+        made.append(where)
+        return where
+
+    yield mount
+    for where in made:
+        subprocess.run(["umount", str(where)], check=True)
+
+
+def check_runs_untuned(rig: Rig, shm: Path, message: str) -> None:
+    job = rig.start(host_program(total=50), env={"DYNAMICCL_SHM_DIR": str(shm)}, communicators=2)
+    job.set_credit(50)
+    job.wait(30)
+    assert job.returncodes() == [0]
+    assert np.all(job.used(0)["untouched"] == 1)
+    lines = job.stderr(0).splitlines()
+    assert len(lines) == 1, lines
+    assert message in lines[0]
+    assert "tuning stays off" in lines[0]
+
+
+def test_a_directory_that_is_not_there(rig: Rig, tmp_path: Path) -> None:
+    check_runs_untuned(rig, tmp_path / "none", "No such file or directory")
+
+
+def test_a_directory_with_too_long_a_name(rig: Rig, tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 200)
+    long.mkdir()
+    check_runs_untuned(rig, long, "too long")
+
+
+def test_a_directory_that_cannot_be_written(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if os.geteuid() == 0:
+        check_runs_untuned(rig, request.getfixturevalue("mounted")("ro,size=200m"), "Read-only file system")
+    else:
+        tmp_path.chmod(0o500)
+        check_runs_untuned(rig, tmp_path, "Permission denied")
+
+
+def test_a_full_directory(rig: Rig, mounted: Any) -> None:
+    shm = mounted("size=200m")
+    with (shm / "ballast").open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, 195 << 20)
+    check_runs_untuned(rig, shm, "free")
+    assert [path.name for path in shm.iterdir()] == ["ballast"]
+
+
+def test_dockers_default_of_64_mib_is_left_to_nccl(rig: Rig, mounted: Any) -> None:
+    shm = mounted("size=64m")
+    check_runs_untuned(rig, shm, "free")
+    assert list(shm.iterdir()) == []
+
+
+def test_no_inode_left(rig: Rig, mounted: Any) -> None:
+    check_runs_untuned(rig, mounted("size=200m,nr_inodes=1"), "No space left")
+
+
+# ---- the ring ----
+
+
+@pytest.fixture(scope="session", params=[(), ("-DDCC_STRESS",)], ids=["as built", "interleaved"])
+def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stress test of both ends, as fast as it goes and with threads losing the processor where it hurts."""
+    path = tmp_path_factory.mktemp("stress") / "stress"
+    sources = [str(path) for path in (Path(__file__).parent / "native" / "stress.c", *sorted(NATIVE.glob("*.c")))]
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", *request.param]
+    subprocess.run(["gcc", *flags, "-o", path, *sources, "-lpthread"], check=True)
+    return path
+
+
+@pytest.mark.parametrize("part", ["ring", "agreement", "events", "lost", "stale"])
+@pytest.mark.parametrize("seed", range(3))
+def test_both_ends_under_stress(rig: Rig, stress: Path, part: str, seed: int) -> None:
+    env = {**os.environ, "DYNAMICCL_SHM_DIR": str(rig.shm)}
+    done = subprocess.run([stress, part, str(seed)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{part}: ")
+
+
+def test_the_ring_from_empty_to_wrapped(rig: Rig) -> None:
+    job = rig.start(host_program(time_us=1.0))
+    ((channel,),) = rig.channels(job)
+    assert len(channel.drain()) == 0
+
+    begun = 0
+
+    def run(n: int) -> None:
+        nonlocal begun
+        begun += n
+        job.set_credit(begun)
+        deadline = time.monotonic() + 30
+        while channel.status.records + sum(channel.status.dropped.values()) < begun:
+            assert time.monotonic() < deadline, channel.status
+            time.sleep(0.001)
+
+    run(1)
+    one = channel.drain()
+    assert one["ticket"].tolist() == one["dseq"].tolist() == [1]
+    run(RECORDS)
+    assert (channel.status.backlog, channel.status.dropped["full"]) == (RECORDS, 0)
+    run(5)
+    assert (channel.status.backlog, channel.status.dropped["full"]) == (RECORDS, 5)
+    few = np.empty(100, RECORD_DTYPE)
+    assert channel.drain(few)["ticket"].tolist() == list(range(2, 102))
+    run(100)
+    assert (channel.status.backlog, channel.status.dropped["full"]) == (RECORDS, 5)
+    rest = channel.drain()
+    assert rest["ticket"].tolist() == list(range(102, RECORDS + 102))
+    assert sorted(rest["dseq"])[-100:] == list(range(RECORDS + 7, RECORDS + 107))
+    job.stop()
+
+
+def test_a_live_job_at_full_speed_loses_nothing(rig: Rig) -> None:
+    total = 200_000
+    job = rig.start(host_program(KEYS[:2], time_us=1.0, total=total))
+    ((channel,),) = rig.channels(job)
+    into = np.empty(RECORDS, RECORD_DTYPE)
+    seen = np.zeros(total + 1, np.uint8)
+    tickets, drained = 0, 0
+    deadline = time.monotonic() + 60
+    while drained < total and time.monotonic() < deadline:
+        # The one thing that may hold the job up is this test being put to sleep for 50 ms.
+        job.set_credit(min(total, drained + RECORDS))
+        batch = channel.drain(into)
+        if len(batch):
+            assert np.array_equal(batch["ticket"], np.arange(tickets + 1, tickets + len(batch) + 1))
+            tickets += len(batch)
+            np.add.at(seen, batch["dseq"], 1)
+            drained += len(batch)
+        else:
+            time.sleep(0.0005)
+    job.wait(10)
+    assert drained == total
+    assert seen[0] == 0
+    assert np.all(seen[1:] == 1)
+    assert sum(channel.status.dropped.values()) == 0
