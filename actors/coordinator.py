@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import pickle
 from collections.abc import Callable
@@ -74,9 +75,7 @@ class Coordinator:
     ``observer`` hears of every closed epoch with the samples that were reduced.
     """
 
-    def __init__(
-        self, plan: Plan, store: Store, observer: Callable[[dict[str, Any]], None] | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, store: Store, observer: Callable[[dict[str, Any]], None] | None = None) -> None:
         self.plan = plan
         self._store = store
         self._observer = observer
@@ -106,7 +105,9 @@ class Coordinator:
     # -- runners --
 
     def join(self, runner: str, members: list[Member]) -> Context:
-        """A runner serves these ranks from now on."""
+        """A runner serves these ranks from now on, and no others."""
+        for comm_id, rank in self._runners.get(runner, set()) - {(m.comm, m.rank) for m in members}:
+            self.comms[comm_id].members.pop(rank, None)
         self._runners[runner] = {(m.comm, m.rank) for m in members}
         for other, ranks in self._runners.items():
             if other != runner:
@@ -162,9 +163,7 @@ class Coordinator:
                 return
         member = comm.members[comm.agreement.leader]
         if member.tuner_abi == 0 or member.profiler_abi == 0:
-            self._turn_off(
-                comm_id, comm, "tuner and profiler are not both loaded; see `dynamiccl plugin env`"
-            )
+            self._turn_off(comm_id, comm, "tuner and profiler are not both loaded; see `dynamiccl plugin env`")
         elif member.user_env:
             self._turn_off(comm_id, comm, "NCCL_ALGO or NCCL_PROTO is set and wins")
 
@@ -185,9 +184,11 @@ class Coordinator:
         entropy: float | None,
     ) -> Context | None:
         """Takes one runner's epoch. Returns the next context once it is there."""
-        if epoch < self.epoch or runner not in self._runners:
-            # Asked again after a restart, or given up in the meantime: that epoch is closed.
-            return self.context
+        if runner not in self._runners:
+            # Given up on, or from before a restart of the coordinator: it has to join again.
+            return dataclasses.replace(self.context, round_end=True)
+        if epoch < self.epoch:
+            return self.context  # asked again: that epoch is closed
         self._reports[runner] = ranks
         if entropy is not None:
             self._entropy.append(entropy)
@@ -195,8 +196,9 @@ class Coordinator:
             return self.close_epoch()
         return None
 
-    def close_epoch(self) -> Context:
-        """Reduces what was reported, moves the run on, and makes the next context."""
+    def close_epoch(self, *, cut: bool = False) -> Context:
+        """Reduces what was reported, moves the run on, and makes the next context. ``cut`` ends the round as well, so
+        that whoever drives the runners can bring back the ones that are missing."""
         per_comm: dict[int, list[RankEpoch]] = {}
         for ranks in self._reports.values():
             for rank in ranks:
@@ -236,7 +238,7 @@ class Coordinator:
             self._alarm(alarms)
         if round_end:
             self._end_round()
-        self.context = self._context(round_end=round_end)
+        self.context = self._context(round_end=round_end or cut)
         self._save()
         return self.context
 
@@ -337,9 +339,7 @@ class Coordinator:
 
     def _baseline_known(self) -> bool:
         need = self.experiment.epochs.baseline_samples
-        known = [
-            comm.book.baseline_n for comm in self.comms.values() if not comm.off and self._complete(comm)
-        ]
+        known = [comm.book.baseline_n for comm in self.comms.values() if not comm.off and self._complete(comm)]
         return bool(known) and all(len(n) > 0 and (n >= need).all() for n in known)
 
     # -- agreement --
@@ -456,7 +456,8 @@ class Coordinator:
             "alarms": list(self.alarms),
             "history": list(self.history),
             "off": {f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},
-            "missing": sorted(self.missing_reports()),
+            "ranks": sum(len(c.members) for c in self.comms.values()),
+            "runners": sorted(self._runners),
         }
 
     def book(self, comm_id: int) -> KeyBook:
@@ -529,9 +530,10 @@ class CoordinatorActor:
                 for late in self._core.missing_reports():
                     log.warning("runner %s did not report epoch %d in time", late, epoch)
                     self._core.leave(late)
-                self._core.close_epoch()
+                self._core.close_epoch(cut=True)
+            context = self._core.context
         await self._tell()
-        return self._core.context
+        return context
 
     async def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None

@@ -112,7 +112,5 @@ class Coordination(Protocol):
     def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
         """Hands in an epoch; answers the next context once all runners have, or time is up."""
 
-    def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
-    ) -> Decision:
+    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
         """Answers to PREPARE for the ranks of one communicator; ``table`` is the leader's."""

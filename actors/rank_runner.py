@@ -36,7 +36,7 @@ from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Cha
 log = logging.getLogger("dynamiccl.runner")
 
 OBSERVATION_SPACE = gym.spaces.Box(-4.0, 4.0, (observation.SIZE,), np.float32)
-ACTION_SPACE = gym.spaces.MultiDiscrete(policy.ACTION_HEADS)
+ACTION_SPACE = gym.spaces.MultiDiscrete(list(policy.ACTION_HEADS))
 
 # The hold lies this many times the usual way to the coordinator and back ahead. Too near costs a wait at the hold,
 # too far only delays the switch.
@@ -44,6 +44,8 @@ HOLD_FACTOR = 2.0
 FIRST_PROMISE_S = 0.02
 LEAST_MARGIN = 8
 POLL_S = 0.001
+LOOK_AFTER_S = 0.25
+IDLE_S = 0.05
 
 
 @dataclass(eq=False)
@@ -113,8 +115,14 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         self._advance: Callable[[int], int] | None = env.get("advance")
         self._version: dict[int, int] = {}
         self._promise_s = FIRST_PROMISE_S
-        self._alive, self._alive_at = True, 0.0
+        self._alive, self._looked_at = True, 0.0
         self._buffer = np.empty(1 << 16, RECORD_DTYPE)
+
+        # A restarted runner: its ranks may be waiting.
+        self._claim()
+        self._settle_orphans()
+        for rank in self._ranks.values():
+            self._settle(rank.channel, rank.comm, rank.rank)
 
     # -- RLlib's interface --
 
@@ -159,7 +167,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                 if decided[comm.comm].learn:
                     self._open_streams(streams, comm, decided[comm.comm])
                 self._switch(comm, context, decided[comm.comm])
-            self._collect(context)
+            self._collect({c.comm for c in context.comms})
             entropies = [d.entropy for d in decided.values() if d.entropy is not None]
             report = [self._epoch(rank) for rank in self._ranks.values()]
             context = self._coordination.report(
@@ -171,6 +179,22 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             if context.round_end:
                 break
         return finished + [e for stream in streams.values() if (e := self._episode(stream)) is not None]
+
+    def activate(self, state: dict[str, Any]) -> float:
+        """Takes weights, decides with them and waits until the new table is in force on this runner's ranks. Returns
+        the machine's monotonic time then. For ``dynamiccl bench activation``."""
+        self.set_state(state)
+        self._claim()
+        context = self._coordination.join(self._name, [self._member(r) for r in self._ranks.values()])
+        for comm in context.comms:
+            self._switch(comm, context, self._decide(comm, context, {}))
+        while not all(r.channel.fold() for r in self._ranks.values()):
+            time.sleep(0.0002)
+        at = time.monotonic()
+        for rank in self._ranks.values():
+            rank.channel.drain(self._buffer)
+        self._coordination.report(self._name, context.epoch, [], None)
+        return at
 
     # -- segments --
 
@@ -192,9 +216,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             if identity.rank is None or identity.ranks < 2 or not channel.alive:
                 channel.close()
                 continue
-            self._ranks[path.name] = _Rank(
-                channel, identity.comm_id, identity.rank, last_seen=time.monotonic()
-            )
+            self._ranks[path.name] = _Rank(channel, identity.comm_id, identity.rank, last_seen=time.monotonic())
 
     def _member(self, rank: _Rank) -> Member:
         identity, status = rank.channel.identity, rank.channel.status
@@ -212,9 +234,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     # -- decisions --
 
-    def _decide(
-        self, comm: CommContext, context: Context, lstm: dict[int, dict[str, torch.Tensor]]
-    ) -> _Decided:
+    def _decide(self, comm: CommContext, context: Context, lstm: dict[int, dict[str, torch.Tensor]]) -> _Decided:
         """The same on every rank: nothing here was measured by this rank alone."""
         obs = observation.encode(comm.topology, comm.view)
         n = len(comm.keys)
@@ -240,11 +260,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             x = torch.from_numpy(obs).unsqueeze(1)
             features, after = net.features(x, state)
             logits = net.logits(x, features)[:, 0]
-            noise = (
-                0.0
-                if context.greedy
-                else torch.from_numpy(policy.gumbel(context.seed, context.epoch, comm.keys))
-            )
+            noise = 0.0 if context.greedy else torch.from_numpy(policy.gumbel(context.seed, context.epoch, comm.keys))
             actions = policy.greedy(torch.where(logits > policy.MASKED / 2, logits + noise, logits))
             log_probs = policy.log_prob(logits, actions)
             entropy = float(policy.entropy(logits).mean())
@@ -272,7 +288,8 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             if a.any()
         }
         mine = [r for r in self._ranks.values() if r.comm == comm.comm]
-        self._settle(mine, comm.comm)
+        for rank in mine:
+            self._settle(rank.channel, rank.comm, rank.rank)
         self._version[comm.comm] = comm.version_in_force
         if comm.comm not in context.adopt and wanted == comm.in_force:
             decided.in_force = True
@@ -280,9 +297,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         if comm.comm in context.adopt:
             table = DecisionTable.from_bytes(context.adopt[comm.comm]).with_version(comm.version)
         else:
-            table = DecisionTable.of(
-                comm.version, wanted, max_channels=comm.max_channels, apply=context.apply
-            )
+            table = DecisionTable.of(comm.version, wanted, max_channels=comm.max_channels, apply=context.apply)
         answers = []
         for rank in mine:
             margin = LEAST_MARGIN
@@ -303,27 +318,39 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             self._version[comm.comm] = comm.version
             decided.in_force = comm.comm not in context.adopt
 
-    def _settle(self, mine: list[_Rank], comm: int) -> None:
-        """Finishes what an earlier runner of these ranks may have left open, and folds what has been decided."""
-        for rank in mine:
-            open_version = rank.channel.status.open_version
-            if open_version and not rank.channel.fold():
-                status = rank.channel.status
-                if status.decision == 0:
-                    # Promised by a runner that is gone: ask what became of it.
-                    answer = Answer(rank=rank.rank, digest=0, hold_at=None)
-                    decision = self._coordination.promise(self._name, comm, open_version, [answer], None)
-                    rank.channel.decide(open_version, decision.switch_at)
+    def _settle(self, channel: Channel, comm: int, rank: int) -> None:
+        """Folds what has been decided; asks about a version that a runner promised to and then died."""
+        status = channel.status
+        if status.open_version and not channel.fold() and status.decision == 0:
+            answer = Answer(rank=rank, digest=0, hold_at=None)
+            decision = self._coordination.promise(self._name, comm, status.open_version, [answer], None)
+            channel.decide(status.open_version, decision.switch_at)
+
+    def _settle_orphans(self) -> None:
+        """A rank whose runner died waits at its hold until somebody tells it the decision. Whoever is on its node can,
+        long before its own runner is back."""
+        for path in segments(self._job):
+            if path.name in self._ranks:
+                continue
+            try:
+                channel = Channel(path)
+            except ChannelError:
+                continue  # its runner is alive
+            with channel:
+                identity = channel.identity
+                if identity.rank is not None:
+                    self._settle(channel, identity.comm_id, identity.rank)
 
     # -- measuring --
 
-    def _collect(self, context: Context) -> None:
-        """Waits until this epoch's share of collectives has been measured on every rank, or time is up."""
+    def _collect(self, comms: set[int]) -> None:
+        """Waits until this epoch's share of collectives of these communicators has been measured on every rank here,
+        or time is up. Without any, the coordinator only has to hear that the runner is there."""
         settings = self._experiment.epochs
         stop_at = self._advance(settings.collectives + LEAST_MARGIN) if self._advance is not None else None
         deadline = time.monotonic() + settings.timeout_s
         need = settings.collectives
-        counts = {name: 0 for name in self._ranks}
+        counts = {name: 0 for name, rank in self._ranks.items() if rank.comm in comms}
         while True:
             for name, rank in self._ranks.items():
                 records = rank.channel.drain(self._buffer)
@@ -336,15 +363,17 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                     ].copy()
                     rank.records.append(mine)
                     rank.unused += len(records) - len(mine)
-                    counts[name] += len(mine)
+                    if name in counts:
+                        counts[name] += len(mine)
                 rank.channel.fold()
-            if counts and min(counts.values()) >= need:
+            if stop_at is not None:
+                done = all(_standing_still(rank.channel, stop_at) for rank in self._ranks.values())
+            else:
+                done = min(counts.values(), default=-1) >= need
+            if done or time.monotonic() > deadline or not self._look_after_ranks():
                 break
-            if time.monotonic() > deadline or (
-                not counts and time.monotonic() > deadline - settings.timeout_s + 0.2
-            ):
-                break
-            if any(not rank.channel.alive for rank in self._ranks.values()):
+            if not counts:
+                time.sleep(IDLE_S)
                 break
             time.sleep(POLL_S)
         now = time.monotonic()
@@ -355,12 +384,13 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                 rank.rate_hz = (dseq - rank.last_dseq) / (now - rank.last_seen)
             rank.last_dseq, rank.last_seen = dseq, now
 
-    def _all_alive(self) -> bool:
-        """Looked at a few times a second only: it reads /proc."""
+    def _look_after_ranks(self) -> bool:
+        """A few times a second: whether all training processes are there, and no orphan waits on this node."""
         now = time.monotonic()
-        if now - self._alive_at > 0.25:
-            self._alive_at = now
+        if now - self._looked_at > LOOK_AFTER_S:
+            self._looked_at = now
             self._alive = all(rank.channel.alive for rank in self._ranks.values())
+            self._settle_orphans()
         return self._alive
 
     def _epoch(self, rank: _Rank) -> RankEpoch:
@@ -375,9 +405,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         if len(records):
             rank.max_channels = max(rank.max_channels, int(records["channels"].max()))
         asked = records["asked_algo"] != 255
-        refused = (
-            asked & (records["flags"] & APPLIED == 0) if self._experiment.mode == "active" else asked & False
-        )
+        refused = asked & (records["flags"] & APPLIED == 0) if self._experiment.mode == "active" else asked & False
         status = rank.channel.status
         return RankEpoch(
             comm=rank.comm,
@@ -399,11 +427,9 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     def _mine(self, key: int) -> bool:
         index, of = self._share
-        return key % of == index
+        return bool(key % of == index)
 
-    def _open_streams(
-        self, streams: dict[tuple[int, int], _Stream], comm: CommContext, decided: _Decided
-    ) -> None:
+    def _open_streams(self, streams: dict[tuple[int, int], _Stream], comm: CommContext, decided: _Decided) -> None:
         for key, obs in zip(decided.keys, decided.obs, strict=True):
             if self._mine(int(key)):
                 streams.setdefault((comm.comm, int(key)), _Stream(observations=[obs]))
@@ -475,5 +501,3 @@ def part_last_pair(obs: npt.NDArray[np.float32]) -> int:
     """The pair that was in force when the observation was made; -1 for none."""
     current = observation.part(obs, "pairs")[:, -1]
     return int(current.argmax()) if current.any() else OWN_PAIR
-
-

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -39,10 +40,10 @@ class KvStore:
         return value
 
 
-def start_coordinator(plan: Plan) -> Any:
+def start_coordinator(plan: Plan, actor: type[CoordinatorActor] = CoordinatorActor) -> Any:
     """Starts the coordinator of a run as a named actor that Ray restarts as often as needed."""
     return (
-        ray.remote(CoordinatorActor)
+        ray.remote(actor)
         .options(
             name=f"coordinator-{plan.run}",
             namespace=NAMESPACE,
@@ -74,9 +75,7 @@ class RemoteCoordination:
     def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
         return self._wait(self._actor.report.remote(runner, epoch, ranks, entropy))
 
-    def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
-    ) -> Decision:
+    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
         try:
             decision: Decision = ray.get(
                 self._actor.promise.remote(runner, comm, version, answers, table), timeout=PROMISE_LIMIT_S
@@ -84,9 +83,7 @@ class RemoteCoordination:
             return decision
         except (GetTimeoutError, RayActorError):
             abort = Decision(version=version, switch_at=None)
-            return Decision.parse(
-                self._store.put_if_absent(decision_key(self._run, comm, version), abort.encode())
-            )
+            return Decision.parse(self._store.put_if_absent(decision_key(self._run, comm, version), abort.encode()))
 
     def _wait(self, reference: Any) -> Context:
         try:
@@ -96,6 +93,6 @@ class RemoteCoordination:
             raise RunError(f"the coordinator of run {self._run} has not answered for {REPORT_LIMIT_S:.0f} s") from e
 
 
-def remote_coordination(run: str) -> functools.partial[Coordination]:
+def remote_coordination(run: str) -> Callable[[], Coordination]:
     """What to put into a runner's ``env_config``: called inside the runner's process."""
     return functools.partial(RemoteCoordination, run)

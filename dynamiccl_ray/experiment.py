@@ -155,9 +155,9 @@ class Trigger(Section):
 class Guardrail(Section):
     """An action that is worse than NCCL's own choice with confidence is not tried again until the next trigger."""
 
-    margin: Annotated[float, Field(ge=0)] = 0.05
+    margin: Annotated[float, Field(ge=0)] = 0.02
     """Log time over the baseline."""
-    samples: Count = 4
+    samples: Count = 8
     """Collectives before an action can be ruled out."""
 
 
@@ -214,11 +214,9 @@ class Online(Section):
 
     @model_validator(mode="after")
     def _ends(self) -> Self:
-        if isinstance(self.fabric, MeasuredFabric):
-            if self.stop.rounds is None and self.stop.exploit_rounds_after_last_event is None:
-                raise ValueError(
-                    "stop: an emulated job runs for ever; give rounds or exploit_rounds_after_last_event"
-                )
+        endless = self.stop.rounds is None and self.stop.exploit_rounds_after_last_event is None
+        if isinstance(self.fabric, MeasuredFabric) and endless:
+            raise ValueError("stop: an emulated job runs for ever; give rounds or exploit_rounds_after_last_event")
         return self
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from actors.coordinator import Coordinator, Plan
+from actors.coordinator import Coordinator, CoordinatorActor, Plan
 from actors.messages import Context, Member, RankEpoch
 from actors.rank_runner import RankRunner
 from dynamiccl_ray.agreement import Answer, Decision, MemoryStore
@@ -48,9 +48,7 @@ class DirectCoordination:
     def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
         return self._core.report(runner, epoch, ranks, entropy) or self._core.close_epoch()
 
-    def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
-    ) -> Decision:
+    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
         decision = self._core.promise(runner, comm, version, answers, table) or self._core.expire(comm)
         assert decision is not None
         return decision
@@ -118,7 +116,14 @@ class SerialBackend:
 class RayBackend:
     """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one."""
 
-    def __init__(self, plan: Plan, *, runners: int, resume: Checkpoint | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        runners: int,
+        resume: Checkpoint | None = None,
+        coordinator: type[CoordinatorActor] = CoordinatorActor,
+    ) -> None:
         import ray
 
         from actors import remote
@@ -127,12 +132,12 @@ class RayBackend:
         self._ray = ray
         self._started_ray = not ray.is_initialized()
         if self._started_ray:
-            _start_ray()
+            start_ray()
         self._plan = plan
         self._store = remote.KvStore()
         if resume is not None:
             self._store.put(f"{plan.run}/state", resume["coordinator"])
-        self._coordinator = remote.start_coordinator(plan)
+        self._coordinator = remote.start_coordinator(plan, coordinator)
         self._status: dict[str, Any] = ray.get(self._coordinator.status.remote())
         config = ppo_config(
             plan.experiment,
@@ -180,7 +185,7 @@ def _phase_rounds(run: str) -> int:
     return int(ray.get(actor.status.remote())["phase_rounds"])
 
 
-def _start_ray() -> None:
+def start_ray() -> None:
     """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one."""
     import ray
 
@@ -189,9 +194,7 @@ def _start_ray() -> None:
             ray.init(logging_level=logging.ERROR)
         else:
             os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-            ray.init(
-                include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False
-            )
+            ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False)
     except Exception as e:
         raise RunError(
             f"Ray does not start: {e}. Look at `dynamiccl doctor`, or use --serial to run without Ray"

@@ -11,14 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from actors.coordinator import Plan
 from dynamiccl_ray.errors import ConfigError, RunError
 from dynamiccl_ray.experiment import MeasuredFabric, Online
 from plugin_bridge import plugin_path
-from plugin_bridge.channel import remove_stale
-from plugin_bridge.emulation import EmulatedJob, HostError, agreement_violations
+from plugin_bridge.channel import remove_stale, segments
+from plugin_bridge.emulation import FREE_RUNNING, PEER_DIED_CODE, EmulatedJob, HostError, agreement_violations
 from plugin_bridge.played import PlayedFabric, play
 from trainers.backends import Backend, RayBackend, SerialBackend
 from trainers.recorder import Recorder
@@ -55,12 +53,12 @@ def run_online(
     fabric = play(experiment.fabric, seed=experiment.seed) if isinstance(experiment.fabric, MeasuredFabric) else None
     run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = _plan(experiment, run, fabric)
-    checkpoint = _read_checkpoint(resume) if resume is not None else None
+    checkpoint = read_checkpoint(resume) if resume is not None else None
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
     remove_stale(experiment.job)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        job = stack.enter_context(_job(experiment, fabric, directory, lockstep=serial)) if fabric else None
+        job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
         recorder = stack.enter_context(Recorder(directory, run, experiment.seed))
         backend: Backend
         if serial:
@@ -70,6 +68,8 @@ def run_online(
             runners = -(-processes // experiment.ray.ranks_per_actor)
             backend = RayBackend(plan, runners=runners, resume=checkpoint)
         stack.callback(backend.close)
+        if job is not None and not serial:
+            job.set_credit(FREE_RUNNING)
         events = _Events()
         status: dict[str, Any] = {}
         observed: list[dict[str, Any]] = []
@@ -109,7 +109,7 @@ def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
 
 
 @contextlib.contextmanager
-def _job(experiment: Online, fabric: PlayedFabric, directory: Path, *, lockstep: bool) -> Iterator[EmulatedJob]:
+def _job(experiment: Online, fabric: PlayedFabric, directory: Path) -> Iterator[EmulatedJob]:
     if not plugin_path().exists():
         raise RunError(f"the plugin is not built: {plugin_path()} is missing; run `make native`")
     job = EmulatedJob(
@@ -121,8 +121,8 @@ def _job(experiment: Online, fabric: PlayedFabric, directory: Path, *, lockstep:
         seed=experiment.seed,
     )
     with job:
-        if lockstep:
-            job.set_credit(0)
+        # Nothing runs before somebody measures it; without lockstep the run frees the job once it is set up.
+        job.set_credit(0)
         job.start()
         deadline = time.monotonic() + 20
         while set(job.states()) - {"running", "waiting"}:
@@ -130,13 +130,17 @@ def _job(experiment: Online, fabric: PlayedFabric, directory: Path, *, lockstep:
             if time.monotonic() > deadline:
                 raise RunError(f"the emulated ranks did not start within 20 s: {job.states()}")
             time.sleep(0.01)
+        if not list(segments(experiment.job)):
+            raise RunError(f"no rank made a channel: {job.stderr(0).strip() or 'the plugin said nothing'}")
         yield job
 
 
 def _check(job: EmulatedJob) -> None:
-    failed = [i for i, code in enumerate(job.returncodes()) if code]
-    if failed:
-        raise RunError(f"rank process {failed[0]} ended with {job.returncodes()[failed[0]]}: {job.stderr(failed[0])}")
+    codes = job.returncodes()
+    # Ranks that ended because a peer did are not the cause.
+    for index in sorted(range(len(codes)), key=lambda i: codes[i] == PEER_DIED_CODE):
+        if codes[index]:
+            raise RunError(f"rank process {index} ended with {codes[index]}: {job.stderr(index).strip()}")
 
 
 def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events: _Events) -> None:
@@ -163,12 +167,16 @@ def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events:
 def _over(experiment: Online, status: dict[str, Any], events: _Events) -> bool:
     if not status:
         return False
-    if experiment.stop.rounds is not None and status["round"] >= experiment.stop.rounds:
+    stop = experiment.stop
+    if stop.rounds is not None and status["round"] >= stop.rounds:
         return True
-    due = experiment.fabric.events if isinstance(experiment.fabric, MeasuredFabric) else ()
-    limit = experiment.stop.exploit_rounds_after_last_event
-    adapted = not events.done or len(status["alarms"]) >= 1 and status["alarms"][-1]["dseq"] > events.done[-1]["at"]
-    return limit is not None and len(events.done) == len(due) and adapted and events.exploited >= limit
+    if not isinstance(experiment.fabric, MeasuredFabric):
+        # The job has come and gone.
+        return bool(status["collectives"] > 0 and status["ranks"] == 0)
+    if stop.exploit_rounds_after_last_event is None or len(events.done) < len(experiment.fabric.events):
+        return False
+    adapted = not events.done or any(alarm["dseq"] >= events.done[-1]["at"] for alarm in status["alarms"])
+    return adapted and events.exploited >= stop.exploit_rounds_after_last_event
 
 
 def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
@@ -176,7 +184,7 @@ def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
     if job is None or fabric is None:
         return None
     try:
-        job.set_credit(2**64 - 1)
+        job.set_credit(FREE_RUNNING)
         job.stop()
     except HostError as e:
         raise RunError(str(e)) from None
@@ -184,8 +192,6 @@ def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
 
 
 def _ranks_here(experiment: Online) -> int:
-    from plugin_bridge.channel import segments
-
     found = len(list(segments(experiment.job)))
     if not found:
         raise RunError(
@@ -195,11 +201,10 @@ def _ranks_here(experiment: Online) -> int:
     return found
 
 
-def _read_checkpoint(directory: Path) -> dict[str, Any]:
+def read_checkpoint(directory: Path) -> dict[str, Any]:
+    """What a run left to go on from. Raises ConfigError if the directory has none."""
     try:
         checkpoint: dict[str, Any] = pickle.loads((directory / "checkpoint.pkl").read_bytes())
         return checkpoint
     except OSError as e:
         raise ConfigError(f"{directory}: not a run to resume from: {e.strerror} (checkpoint.pkl)") from None
-
-

@@ -89,16 +89,12 @@ def _regime(
             for name in ("default", "learned", "vendor", "learned_table")
             if all(r.get(f"{name}_us") is not None for r in measured)
         }
-        default, learned, oracle = (
-            sum(r[f"{name}_us"] for r in measured) for name in ("default", "learned", "oracle")
-        )
+        default, learned, oracle = (sum(r[f"{name}_us"] for r in measured) for name in ("default", "learned", "oracle"))
         result["gap_closed"] = (default - learned) / (default - oracle) if default > oracle else None
     return result
 
 
-def _exploited(
-    observed: list[dict[str, Any]], start: int, end: int
-) -> dict[int, tuple[Doubles, Action, float | None]]:
+def _exploited(observed: list[dict[str, Any]], start: int, end: int) -> dict[int, tuple[Doubles, Action, float | None]]:
     """Key -> times measured in the last exploit phase within [start, end), the action, and the baseline."""
     epochs = [e for e in observed if len(e["samples"].dseq) and start <= e["samples"].dseq[0] < end]
     last = [e["epoch"] for e in epochs if e["phase"] == "exploit"]
@@ -128,16 +124,20 @@ def _exploited(
     }
 
 
-def _detection(
-    event: dict[str, Any], alarms: list[dict[str, Any]], observed: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _detection(event: dict[str, Any], alarms: list[dict[str, Any]], observed: list[dict[str, Any]]) -> dict[str, Any]:
     """Collectives between an event and its alarm: of the communicator, and of the key that raised it."""
     after = [a for a in alarms if a["dseq"] >= event["at"]]
     if not after:
         return {}
     alarm = after[0]
     own = sum(
-        int(((e["samples"].key == alarm["key"]) & (e["samples"].dseq >= event["at"]) & (e["samples"].dseq <= alarm["dseq"])).sum())
+        int(
+            (
+                (e["samples"].key == alarm["key"])
+                & (e["samples"].dseq >= event["at"])
+                & (e["samples"].dseq <= alarm["dseq"])
+            ).sum()
+        )
         for e in observed
         if e["comm"] == alarm["comm"]
     )

@@ -14,6 +14,10 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
+# A restarting runner is asked again after every round; asking must not hold up the others.
+RESTART_PROBE_S = 0.5
+SYNC_LIMIT_S = 10.0
+
 
 class TriggeredPPO(PPO):  # type: ignore[misc]
     """One ``train()`` is one round: runners sample on the live job; PPO updates if they brought learning episodes,
@@ -41,8 +45,18 @@ class TriggeredPPO(PPO):  # type: ignore[misc]
             self.metrics.aggregate(results, key=LEARNER_RESULTS)
         with self.metrics.log_time((TIMERS, SYNCH_WORKER_WEIGHTS_TIMER)):
             self.env_runner_group.sync_weights(
-                from_worker_or_learner_group=self.learner_group, inference_only=True, timeout_seconds=10.0
+                from_worker_or_learner_group=self.learner_group, inference_only=True, timeout_seconds=SYNC_LIMIT_S
             )
 
-
-Result = dict[str, Any]
+    def restore_env_runners(self, env_runner_group: Any) -> list[int]:
+        """Brings back runners that Ray has restarted: with the learner's weights, and nothing else. Their ranks are
+        where the shared memory says they are."""
+        restored: list[int] = env_runner_group.probe_unhealthy_env_runners(timeout_seconds=RESTART_PROBE_S)
+        if restored:
+            env_runner_group.sync_weights(
+                from_worker_or_learner_group=self.learner_group,
+                to_worker_indices=restored,
+                inference_only=True,
+                timeout_seconds=SYNC_LIMIT_S,
+            )
+        return restored

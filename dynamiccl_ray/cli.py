@@ -1,0 +1,276 @@
+"""The command line. Every command takes ``--json`` and then prints one JSON document on stdout and nothing else.
+
+Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dynamiccl_ray.errors import DynamicclError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Learns, while a PyTorch job trains, which NCCL configuration each collective should use.",
+)
+plugin_app = typer.Typer(no_args_is_help=True, help="The NCCL plugin of this installation.")
+bench_app = typer.Typer(no_args_is_help=True, help="The budgets, measured on this machine.")
+fabric_app = typer.Typer(no_args_is_help=True, help="NCCL's cost model and the models of what really happens.")
+app.add_typer(plugin_app, name="plugin")
+app.add_typer(bench_app, name="bench")
+app.add_typer(fabric_app, name="fabric")
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
+Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
+
+# Progress and complaints go to stderr, so that stdout can be piped.
+console = Console(stderr=True)
+
+
+def main() -> None:
+    """Entry point: users' mistakes end with one line and exit code 2."""
+    try:
+        app()
+    except DynamicclError as e:
+        console.print(f"[bold red]error:[/] {e}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+def _emit(document: Any) -> None:
+    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+
+
+def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None, as_json: bool) -> None:
+    from dynamiccl_ray.report import terminal_table, write_report
+    from trainers.online import run_online
+
+    directory = out or Path("runs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with console.status("starting") as status:
+        summary = run_online(experiment, directory, serial=serial, resume=resume, progress=_progress(status.update))
+        status.update("writing the report")
+        report = write_report(directory)
+    summary["report"] = str(report)
+    if as_json:
+        _emit(summary)
+        return
+    out_console = Console()
+    out_console.print(terminal_table(summary))
+    for line in _verdict(summary):
+        out_console.print(line, highlight=False)
+    out_console.print(f"report: {report}", highlight=False)
+
+
+def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
+    """One line that says where the run is; phases and events stay on the screen."""
+    seen: dict[str, Any] = {"phase": "", "events": 0}
+
+    def update(status: dict[str, Any]) -> None:
+        last = status["history"][-1] if status["history"] else {"phase": status["phase"], "entropy": float("nan")}
+        if last["phase"] != seen["phase"]:
+            console.print(f"[{status['seconds']:6.1f} s] {_PHASE_NEWS[last['phase']]}", highlight=False)
+            seen["phase"] = last["phase"]
+        if len(status["events"]) > seen["events"]:
+            event = status["events"][-1]
+            console.print(f"[{status['seconds']:6.1f} s] the fabric changes: {event['name']}", highlight=False)
+            seen["events"] = len(status["events"])
+        show(
+            f"round {status['round']}, {status['collectives']:,} collectives, {last['phase']}, "
+            f"entropy {last['entropy']:.2f}, {status['switches']} table switches"
+        )
+
+    return update
+
+
+_PHASE_NEWS = {
+    "baseline": "measuring NCCL's own choice",
+    "learn": "learning",
+    "exploit": "using what was learned; no updates, watching for drift",
+    "adapt": "drift found: learning again from what is known",
+}
+
+
+def _verdict(summary: dict[str, Any]) -> list[str]:
+    lines = []
+    ratio = summary["geomean_vs_oracle"]
+    if ratio:
+        vendor = f", the vendor's tuner {ratio['vendor']:.3f}x" if "vendor" in ratio else ""
+        lines.append(
+            f"time over the best static choice per size: learned {ratio['learned']:.3f}x, "
+            f"NCCL's default {ratio['default']:.3f}x{vendor}"
+        )
+    for after in summary["after"]:
+        ratio = after["geomean_vs_oracle"]
+        if ratio:
+            delay = summary["detection_delay"]
+            lines.append(
+                f'after "{after["event"]}": learned {ratio["learned"]:.3f}x, NCCL\'s default {ratio["default"]:.3f}x'
+                + (f"; noticed after {delay} collectives" if delay is not None else "")
+            )
+    if summary["agreement_violations"] is not None:
+        lines.append(
+            f"{summary['switches']} table switches; collectives on which two ranks differed: "
+            f"{summary['agreement_violations']}"
+        )
+    for comm, why in summary["off"].items():
+        lines.append(f"[yellow]communicator {comm}: tuning is off: {why}[/]")
+    return lines
+
+
+@app.command()
+def demo(
+    out: Out = None,
+    serial: Serial = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Learn on measured H200 times, survive a congestion event, and report."""
+    from dynamiccl_ray.experiment import load
+
+    with resources.as_file(resources.files("dynamiccl_ray") / "data" / "demo.yaml") as path:
+        experiment = load(path).model_copy(update={"seed": seed})
+    _run(experiment, out, serial=serial, resume=None, as_json=as_json)
+
+
+@app.command()
+def online(
+    experiment: Annotated[Path, typer.Argument(help="An online experiment YAML.")],
+    out: Out = None,
+    serial: Serial = False,
+    resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the loop beside a job, or on an emulated one."""
+    from dynamiccl_ray.experiment import load
+
+    _run(load(experiment), out, serial=serial, resume=resume, as_json=as_json)
+
+
+@app.command()
+def explain(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    key: Annotated[str, typer.Option(help="Only keys whose name contains this.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """What is in force per communicator and size, why, and what it gains."""
+    from trainers.explain import explain_run, explanation_table
+
+    explanation = explain_run(run, key)
+    if as_json:
+        _emit(explanation)
+    else:
+        for table in explanation_table(explanation):
+            Console().print(table)
+
+
+@app.command()
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="Remove segments of dead processes.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What is wrong here, and the fix."""
+    from plugin_bridge.doctor import diagnose
+
+    checks = diagnose(fix=fix)
+    if as_json:
+        _emit({"checks": [c.__dict__ for c in checks], "ok": all(c.status != "fail" for c in checks)})
+    else:
+        colour = {"ok": "green", "warn": "yellow", "fail": "red"}
+        for check in checks:
+            Console().print(
+                f"[{colour[check.status]}]{check.status:>4}[/] {check.name}: {check.found}", highlight=False
+            )
+            if check.fix:
+                Console().print(f"     {check.fix}", highlight=False)
+    raise typer.Exit(1 if any(c.status == "fail" for c in checks) else 0)
+
+
+@plugin_app.command("path")
+def plugin_path(as_json: AsJson = False) -> None:
+    """Where the shared object is."""
+    from plugin_bridge.doctor import require_plugin
+
+    path = str(require_plugin())
+    _emit({"path": path}) if as_json else print(path)
+
+
+@plugin_app.command("env")
+def plugin_env(
+    job: Annotated[str, typer.Option(help="Job id that the run will look for.")] = "default",
+    as_json: AsJson = False,
+) -> None:
+    """The variables to export in every training process: eval "$(dynamiccl plugin env --job NAME)"."""
+    from plugin_bridge.doctor import plugin_variables
+
+    variables = plugin_variables(job)
+    if as_json:
+        _emit(variables)
+    else:
+        for name, value in variables.items():
+            print(f"export {name}={value}")
+
+
+@bench_app.command("plugin")
+def bench_plugin(as_json: AsJson = False) -> None:
+    """Nanoseconds that the plugin adds to a collective."""
+    from plugin_bridge.bench import bench_plugin as bench
+
+    _show(bench(), as_json)
+
+
+@bench_app.command("channel")
+def bench_channel(as_json: AsJson = False) -> None:
+    """Records per second through the shared-memory ring."""
+    from plugin_bridge.bench import bench_channel as bench
+
+    _show(bench(), as_json)
+
+
+@bench_app.command("activation")
+def bench_activation(
+    repeats: Annotated[int, typer.Option(help="Switches to time.")] = 60, as_json: AsJson = False
+) -> None:
+    """From new weights to the new table in force on all ranks."""
+    from trainers.bench_activation import bench_activation as bench
+
+    _show(bench(repeats), as_json)
+
+
+@fabric_app.command("belief")
+def fabric_belief(
+    cases: Annotated[Path, typer.Option(help="Communicators and their graphs, as in nccl_cost_model/cases.csv.")],
+    out: Annotated[Path, typer.Option(help="Directory for latbw.csv and choice.csv.")],
+    as_json: AsJson = False,
+) -> None:
+    """NCCL's own predictions and choices for communicators that a CSV describes."""
+    from dynamiccl_ray.errors import ConfigError
+    from dynamiccl_ray.fabric.belief import write_belief
+
+    try:
+        write_belief(cases, out)
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"fabric belief: {e}") from None
+    _show({"latbw": str(out / "latbw.csv"), "choice": str(out / "choice.csv")}, as_json)
+
+
+def _show(document: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _emit(document)
+        return
+    for name, value in document.items():
+        Console().print(f"{name}: {value}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

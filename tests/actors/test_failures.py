@@ -1,0 +1,137 @@
+"""Real Ray, real rank processes: whatever dies, no two ranks ever differ and training goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from conftest import small_experiment
+from crashing import CrashesAfterCommit, CrashesBeforeCommit, Crashing, pid_of
+
+from actors.coordinator import CoordinatorActor, Plan
+from actors.remote import KvStore
+from dynamiccl_ray.agreement import Decision
+from plugin_bridge import plugin_path
+from plugin_bridge.emulation import FREE_RUNNING, EmulatedJob, agreement_violations
+from plugin_bridge.played import play
+from trainers.backends import RayBackend, start_ray
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    # Ray's workers import what is beside this file.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+        start_ray()
+        yield
+        ray.shutdown()
+
+
+class Rig:
+    """Four ranks, two runners, one coordinator; rounds on demand."""
+
+    def __init__(self, job: str, directory: Path, coordinator: type[CoordinatorActor] = CoordinatorActor) -> None:
+        experiment = small_experiment(job, fabric={"rate_hz": 2000}, stop={"rounds": 1_000_000})
+        self.fabric = play(experiment.fabric, seed=0)  # type: ignore[arg-type]
+        self.run = job
+        plan = Plan(
+            run=self.run,
+            experiment=experiment,
+            topology={"intra": "nvlink", "inter": "efa", "nvls": True},
+            played=frozenset(self.fabric.ranks),
+            valid=self.fabric.valid,
+        )
+        self.job = EmulatedJob(
+            self.fabric.program, ranks=self.fabric.ranks, job_id=job, plugin=plugin_path(), directory=directory
+        )
+        self.job.start()
+        self.backend = RayBackend(plan, runners=2, coordinator=coordinator)
+        self.status: dict[str, Any] = {}
+
+    def until(self, what: str, limit_s: float = 90.0) -> None:
+        """Rounds until ``what`` (over ``status`` as s) holds."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self.status = self.backend.round()
+            s = self.status
+            if eval(what, {"s": s}):
+                return
+            assert time.monotonic() < deadline, f"not reached: {what}; { ({k: s[k] for k in s if k != 'history'}) }"
+
+    def finish(self) -> int:
+        """Ends the job in good order, which needs every rank alive and none waiting; returns the violations."""
+        self.backend.close()
+        self.job.set_credit(FREE_RUNNING)
+        self.job.stop()
+        return agreement_violations([self.job.used(i) for i in range(4)])
+
+    def pids_of_runners(self) -> list[int]:
+        return list(self.backend._algorithm.env_runner_group.foreach_env_runner(pid_of, local_env_runner=False))
+
+
+@pytest.fixture
+def rigs(job: str, tmp_path: Path) -> Iterator[Any]:
+    made: list[Rig] = []
+
+    def make(coordinator: type[CoordinatorActor] = CoordinatorActor) -> Rig:
+        made.append(Rig(job, tmp_path / "job", coordinator))
+        return made[-1]
+
+    yield make
+    for rig in made:
+        rig.job.__exit__(None, None, None)
+
+
+def test_a_killed_runner_comes_back_and_takes_its_ranks_again(rigs: Any) -> None:
+    rig = rigs()
+    rig.until("s['switches'] >= 10")
+    before = rig.job.progress().min()
+    os.kill(rig.pids_of_runners()[1], signal.SIGKILL)
+    rig.until("len(s['runners']) == 2 and s['ranks'] == 4")
+    assert rig.job.progress().min() > before, "training stood still"
+    switches = rig.status["switches"]
+    rig.until(f"s['switches'] >= {switches + 10}")
+    assert rig.finish() == 0
+
+
+@pytest.mark.parametrize("crashing", [CrashesBeforeCommit, CrashesAfterCommit])
+def test_a_coordinator_killed_around_commit_decides_nothing_twice(rigs: Any, crashing: type[Crashing]) -> None:
+    rig = rigs(crashing)
+    rig.until("s['switches'] >= 30")
+    store = KvStore()
+    version = store.get(f"{rig.run}/crashed")
+    assert version is not None, "the coordinator was never killed"
+    recorded = store.get(f"{rig.run}/{rig.fabric.program.comm_id:x}/decision/{version.decode()}")
+    assert recorded is not None
+    decision = Decision.parse(recorded)
+    assert (decision.switch_at is None) == crashing.before_commit
+    assert rig.finish() == 0
+
+
+def test_everything_of_ray_dies_and_training_goes_on(rigs: Any) -> None:
+    rig = rigs()
+    rig.until("s['switches'] >= 5")
+    pids = rig.pids_of_runners()
+    rig.backend.close()
+    for pid in pids:
+        with_pid_gone(pid)
+    before = rig.job.progress().min()
+    time.sleep(1.0)
+    assert rig.job.progress().min() > before + 500
+    rig.job.stop()
+    assert agreement_violations([rig.job.used(i) for i in range(4)]) == 0
+
+
+def with_pid_gone(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)

@@ -1,0 +1,132 @@
+"""The whole loop in one process: real rank processes, real plugin, real channel, PPO."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small_experiment
+
+from dynamiccl_ray.errors import ConfigError, RunError
+from plugin_bridge.channel import segments
+from plugin_bridge.emulation import read_used
+from trainers.explain import explain_run
+from trainers.online import run_online
+from trainers.recorder import read_samples
+
+
+def test_ppo_learns_to_beat_the_default_by_measured_times(tmp_path: Path, job: str) -> None:
+    experiment = small_experiment(job, stop={"rounds": None, "exploit_rounds_after_last_event": 4})
+    summary = run_online(experiment, tmp_path, serial=True)
+    ratio = summary["geomean_vs_oracle"]
+    assert ratio["default"] > 1.10
+    assert ratio["learned"] <= 1.04
+    assert ratio["learned"] < ratio["vendor"]
+    assert summary["gap_closed"] > 0.5
+    assert summary["agreement_violations"] == 0
+    assert summary["dropped_records"] == 0
+    assert summary["switches"] > 50
+    assert len(summary["keys"]) == 35
+    # What is reported as learned is what the ranks really used at the end.
+    used = read_used(tmp_path / "job" / "used.0")[-200:]
+    in_force = {k["key"]: k["in_force"] for c in explain_run(tmp_path)["communicators"] for k in c["keys"]}
+    assert in_force == {row["key"]: row["action"] for row in summary["keys"]}
+    assert (used["untouched"] == 0).mean() > 0.5
+
+
+def _decisions(directory: Path) -> list[np.ndarray[Any, Any]]:
+    names = ["call", "key", "algorithm", "protocol", "channels", "untouched", "exec_ns"]
+    return [read_used(directory / "job" / f"used.{i}")[names] for i in range(4)]
+
+
+def test_the_same_seed_gives_the_same_decisions_and_another_seed_others(tmp_path: Path, job: str) -> None:
+    runs = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run_online(small_experiment(job, seed=seed, stop={"rounds": 8}), tmp_path / name, serial=True)
+        runs[name] = _decisions(tmp_path / name)
+    for a, b in zip(runs["a"], runs["b"], strict=True):
+        assert np.array_equal(a, b)
+    assert any(not np.array_equal(a, c) for a, c in zip(runs["a"], runs["c"], strict=True))
+
+
+def test_samples_carry_where_they_come_from(tmp_path: Path, job: str) -> None:
+    summary = run_online(small_experiment(job, seed=3), tmp_path, serial=True)
+    samples = read_samples(tmp_path)
+    assert len(samples["time_us"]) == summary["collectives"]
+    assert set(samples["run"]) == {summary["run"]}
+    assert set(samples["seed"]) == {3}
+    assert (samples["comm"] > 0).all()
+    assert len(np.unique(samples["version"])) == summary["switches"] + 1
+    assert (samples["version"][samples["phase"] == "baseline"] == 0).all()
+    assert (samples["pair"][samples["phase"] == "baseline"] == 0).all()
+    assert (np.diff(samples["dseq"]) > 0).all()
+    assert json.loads((tmp_path / "summary.json").read_text())["run"] == summary["run"]
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:
+    first = run_online(small_experiment(job, stop={"rounds": 5}), tmp_path / "a", serial=True)
+    second = run_online(small_experiment(job, stop={"rounds": 8}), tmp_path / "b", serial=True, resume=tmp_path / "a")
+    assert second["rounds"] == 8
+    assert second["history"][: first["rounds"]] == first["history"]
+    assert second["history"][5]["phase"] == "learn"
+    assert second["agreement_violations"] == 0
+    with pytest.raises(ConfigError, match="not a run to resume from"):
+        run_online(small_experiment(job), tmp_path / "c", serial=True, resume=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("mode", ["observe", "shadow"])
+def test_observe_and_shadow_change_nothing(tmp_path: Path, job: str, mode: str) -> None:
+    summary = run_online(small_experiment(job, mode=mode, stop={"rounds": 5}), tmp_path, serial=True)
+    for rank in range(4):
+        assert (read_used(tmp_path / "job" / f"used.{rank}")["untouched"] == 1).all()
+    assert summary["collectives"] > 0
+    assert (summary["switches"] > 0) == (mode == "shadow")
+
+
+def test_a_users_own_choice_of_algorithm_wins(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    summary = run_online(small_experiment(job), tmp_path, serial=True)
+    assert list(summary["off"].values()) == ["NCCL_ALGO or NCCL_PROTO is set and wins"]
+    assert summary["switches"] == 0
+    for rank in range(4):
+        assert (read_used(tmp_path / "job" / f"used.{rank}")["untouched"] == 1).all()
+
+
+def test_without_a_channel_training_goes_on_and_the_run_says_why(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_SHM_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(RunError, match=r"no rank made a channel.*nowhere.*tuning stays off"):
+        run_online(small_experiment(job), tmp_path / "run", serial=True)
+
+
+def test_a_dead_rank_ends_the_run_with_its_name(tmp_path: Path, job: str) -> None:
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            found = sorted(segments(job))
+            if len(found) == 4:
+                time.sleep(1.0)
+                killed.append(int(found[2].name.split("-")[2]))
+                os.kill(killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(RunError, match=r"rank process \d ended with -9"):
+        run_online(small_experiment(job, stop={"rounds": 10_000}), tmp_path, serial=True)
+    killer.join()
+    assert killed
+    # The survivors found out by themselves, as NCCL would, and left nothing behind.
+    errors = [(tmp_path / "job" / f"stderr.{i}").read_text() for i in range(4)]
+    assert sum(f"(pid {killed[0]}) died" in e for e in errors) == 3
