@@ -365,16 +365,19 @@ class Coordinator:
             self._decided(comm, decision)
         return decision
 
+    def open_version(self, comm_id: int) -> int | None:
+        """The version whose answers are being gathered."""
+        return self.comms[comm_id].agreement.open_version
+
     def decision(self, comm_id: int, version: int) -> Decision | None:
         """What has been recorded about a version."""
         return self.comms[comm_id].agreement.recorded(version)
 
-    def expire(self, comm_id: int) -> Decision | None:
-        """Time is up for the open version of a communicator."""
+    def abort(self, comm_id: int, version: int) -> Decision:
+        """Time is up for a version; returns what holds."""
         comm = self.comms[comm_id]
-        decision = comm.agreement.expire()
-        if decision is not None:
-            self._decided(comm, decision)
+        decision = comm.agreement.abort(version)
+        self._decided(comm, decision)
         return decision
 
     def _decided(self, comm: _Comm, decision: Decision) -> None:
@@ -432,6 +435,7 @@ class Coordinator:
             epoch=self.epoch,
             phase=self.phase,
             greedy=self.phase is Phase.EXPLOIT,
+            keep=self.phase is Phase.EXPLOIT and self.phase_rounds > 0,
             apply=self.experiment.mode == "active",
             seed=self.experiment.seed,
             round_end=round_end,
@@ -540,10 +544,9 @@ class CoordinatorActor:
     ) -> Decision:
         decision = self._core.promise(runner, comm, version, answers, table)
         if decision is None:
-            await self._wait(lambda: self._core.decision(comm, version) is not None, self.PROMISE_WAIT_S)
-            decision = self._core.decision(comm, version) or self._core.expire(comm)
+            await self._wait(lambda: self._core.open_version(comm) != version, self.PROMISE_WAIT_S)
+            decision = self._core.decision(comm, version) or self._core.abort(comm, version)
         await self._tell()
-        assert decision is not None
         return decision
 
     async def status(self) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class Context:
     epoch: int
     phase: Phase
     greedy: bool
+    keep: bool
+    """Decisions in force stay, as long as they are valid: exploitation does not flap between equals."""
     apply: bool
     seed: int
     round_end: bool

@@ -42,6 +42,7 @@ ACTION_SPACE = gym.spaces.MultiDiscrete(list(policy.ACTION_HEADS))
 # too far only delays the switch.
 HOLD_FACTOR = 2.0
 FIRST_PROMISE_S = 0.02
+PROMISE_SMOOTHING = 0.1
 LEAST_MARGIN = 8
 POLL_S = 0.001
 LOOK_AFTER_S = 0.25
@@ -266,6 +267,11 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             entropy = float(policy.entropy(logits).mean())
         if context.phase is Phase.BASELINE or comm.off:
             actions = torch.zeros_like(actions)
+        elif context.keep:
+            for i, key in enumerate(comm.keys):
+                kept = comm.in_force.get(int(key), Action())
+                if comm.view.valid_channels[i, kept.pair, kept.channels]:
+                    actions[i] = torch.tensor([kept.pair, kept.channels, kept.chunk])
         for i, key in enumerate(comm.keys):
             lstm[int(key)] = {k: after[k][i] for k in after}
         return _Decided(
@@ -311,7 +317,9 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                     hold_at=hold_at if outcome is Prepared.PREPARED else None,
                 )
             )
+        asked = time.monotonic()
         decision = self._coordination.promise(self._name, comm.comm, comm.version, answers, table.to_bytes())
+        self._promise_s += PROMISE_SMOOTHING * (time.monotonic() - asked - self._promise_s)
         for rank in mine:
             rank.channel.decide(comm.version, decision.switch_at)
         if decision.switch_at is not None:

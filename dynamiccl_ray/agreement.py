@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 
+_REMEMBERED = 64
+
+
 class Store(Protocol):
     """A small durable map. ``put_if_absent`` is atomic across every process that uses the store."""
 
@@ -84,15 +87,15 @@ class Agreement:
         self.ranks = frozenset(ranks)
         self._open: int | None = None
         self._answers: dict[int, Answer] = {}
+        self._seen: dict[int, Decision] = {}
         self.digest_mismatches = 0
 
     def open(self, version: int) -> None:
         """Starts asking for ``version``. An earlier one that a rank has answered to is aborted first; one that nobody
         has answered to is forgotten, and a late answer to it gets ABORT."""
-        if self._answers and self._open != version:
-            self.expire()
-        if self.recorded(version) is None:
-            self._open, self._answers = version, {}
+        if self._answers and self._open is not None and self._open != version:
+            self.abort(self._open)
+        self._open, self._answers = version, {}
 
     def answer(self, version: int, answer: Answer) -> Decision | None:
         """Takes one rank's answer and returns the decision, or None while ranks are missing.
@@ -100,12 +103,8 @@ class Agreement:
         A version that is not open gets its recorded decision, or ABORT recorded now. A repeated answer changes
         nothing: a rank's promise is the first one it made.
         """
-        recorded = self.recorded(version)
-        if recorded is not None:
-            self._close(version)
-            return recorded
         if version != self._open:
-            return self._record(Decision(version=version, switch_at=None))
+            return self.abort(version)
         if answer.rank not in self.ranks:
             raise ValueError(f"rank {answer.rank} is not one of {sorted(self.ranks)}")
         self._answers.setdefault(answer.rank, answer)
@@ -120,11 +119,9 @@ class Agreement:
             return Decision(version=version, switch_at=None, adopt_leader=True)
         return self._record(Decision(version=version, switch_at=max(a.hold_at or 0 for a in self._answers.values())))
 
-    def expire(self) -> Decision | None:
-        """Gives up on the open version, if there is one."""
-        if self._open is None:
-            return None
-        return self._record(Decision(version=self._open, switch_at=None))
+    def abort(self, version: int) -> Decision:
+        """Gives up on a version, unless it has been decided already; returns what holds."""
+        return self.recorded(version) or self._record(Decision(version=version, switch_at=None))
 
     @property
     def open_version(self) -> int | None:
@@ -144,13 +141,23 @@ class Agreement:
         return decision_key(self._run, self._comm, version)
 
     def recorded(self, version: int) -> Decision | None:
-        """What the store holds on a version."""
-        raw = self._store.get(self._key(version))
-        return Decision.parse(raw) if raw is not None else None
+        """What the store holds on a version. Records never change, so one that has been seen is not asked for again."""
+        if version not in self._seen:
+            raw = self._store.get(self._key(version))
+            if raw is None:
+                return None
+            self._remember(Decision.parse(raw))
+        return self._seen[version]
+
+    def _remember(self, decision: Decision) -> None:
+        self._seen[decision.version] = decision
+        if len(self._seen) > _REMEMBERED:
+            del self._seen[min(self._seen)]
 
     def _record(self, decision: Decision) -> Decision:
         # The record before the news of it: what is sent is what the store holds, ours or not.
         kept = Decision.parse(self._store.put_if_absent(self._key(decision.version), decision.encode()))
+        self._remember(kept)
         self._close(decision.version)
         return kept
 

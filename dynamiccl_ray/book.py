@@ -75,6 +75,7 @@ class KeyBook:
         self.last_time, self.idle, self.skew = np.zeros(0), np.zeros(0), np.zeros(0)
         self.total = np.zeros(0, np.int64)
         self._old_baseline: Doubles | None = None
+        self._watched: dict[int, Action] = {}
 
     # -- keys --
 
@@ -140,6 +141,10 @@ class KeyBook:
             self.idle[row] = 0
             self.total[row] += len(x)
             if watch:
+                if self._watched.get(int(key)) != action:
+                    # Another action has another time: that is no drift.
+                    self.cusum.reset(row)
+                    self._watched[int(key)] = action
                 at = self.cusum.update(row, x)
                 if at is not None:
                     alarms.append(Alarm(key=int(key), dseq=int(samples.dseq[mine][at])))

@@ -64,10 +64,10 @@ class Cusum:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(keys - len(old))]))
 
-    def reset(self) -> None:
-        """Forgets everything about every key; after a switch, say."""
+    def reset(self, keys: int | slice = slice(None)) -> None:
+        """Forgets everything about some keys, or all."""
         for name in self._ARRAYS:
-            getattr(self, name)[:] = 0
+            getattr(self, name)[keys] = 0
 
     def update(self, key: int, log_times: npt.NDArray[np.float64]) -> int | None:
         """Feeds one key's samples in order. Returns the index of the sample that raised an alarm, or None."""

@@ -49,9 +49,7 @@ class DirectCoordination:
         return self._core.report(runner, epoch, ranks, entropy) or self._core.close_epoch()
 
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
-        decision = self._core.promise(runner, comm, version, answers, table) or self._core.expire(comm)
-        assert decision is not None
-        return decision
+        return self._core.promise(runner, comm, version, answers, table) or self._core.abort(comm, version)
 
 
 class SerialBackend:

@@ -8,7 +8,14 @@
 #include "clock.h"
 #include "tuner_driver.h"
 
-enum { IN_FLIGHT = 2, IDLE_SPINS = 2000, IDLE_NAP_NS = 30000, OP_STEPS = 8 };
+enum {
+    IN_FLIGHT = 2,
+    IDLE_SPINS = 500,
+    SHORT_NAPS = 8,
+    SHORT_NAP_NS = 30000,
+    LONG_NAP_NS = 300000,
+    OP_STEPS = 8
+};
 
 /* An element being delivered; only the proxy thread sees it. */
 struct delivery {
@@ -185,7 +192,7 @@ static void *proxy_main(void *argument) {
                 atomic_load_explicit(&proxy->tail, memory_order_acquire))
             return NULL;
         if (++idle > IDLE_SPINS)
-            sleep_ns(IDLE_NAP_NS);
+            sleep_ns(idle > IDLE_SPINS + SHORT_NAPS ? LONG_NAP_NS : SHORT_NAP_NS);
         else if (idle % 16 == 0)
             sched_yield();
     }

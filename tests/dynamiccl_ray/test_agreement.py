@@ -121,11 +121,11 @@ class Crashes(RuleBasedStateMachine):
                 assert all((version, r) in self.promised for r in RANKS), "committed without every promise"
                 assert decision.switch_at >= max(self.promised[version, r] for r in RANKS)
 
-    @rule(which=st.integers(0, 1))
-    def expire(self, which: int) -> None:
-        decision = self.coordinators[which].expire()
-        if decision is not None:
-            self.told.setdefault(decision.version, set()).add(decision.switch_at)
+    @precondition(lambda self: self.version > 0)
+    @rule(which=st.integers(0, 1), back=st.integers(0, 2))
+    def abort(self, which: int, back: int) -> None:
+        decision = self.coordinators[which].abort(max(1, self.version - back))
+        self.told.setdefault(decision.version, set()).add(decision.switch_at)
 
     @rule(which=st.integers(0, 1))
     def crash(self, which: int) -> None:

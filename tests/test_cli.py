@@ -1,0 +1,145 @@
+"""Bad input ends with one clear line; everything scripts rely on is JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def _run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dynamiccl_ray.cli", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **env},
+    )
+
+
+def _yaml(path: Path, **changes: Any) -> Path:
+    raw: dict[str, Any] = {
+        "name": "x",
+        "job": "cli_test",
+        "fabric": {"kind": "measured", "processes": {"nodes": 1, "ranks_per_node": 2}},
+        "stop": {"rounds": 2},
+    }
+    path.write_text(json.dumps(raw | changes))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"epochs": {"colectives": 3}}, "unknown key 'epochs.colectives'"),
+        ({"seed": -1}, "seed = -1"),
+        ({"fabric": {"kind": "measured", "files": ["/nowhere/a.csv"]}}, "/nowhere/a.csv"),
+        ({"fabric": {"kind": "measured", "nodes": 3}}, "nodes"),
+        ({"fabric": {"kind": "measured", "processes": {"nodes": 9}}}, "9 nodes x 4 ranks do not fit"),
+        ({"fabric": {"kind": "real"}}, "'measured', 'nccl'"),
+        ({"stop": {}}, "an emulated job runs for ever"),
+        ({"actions": {"channels": [0, 3]}}, "[3] not among"),
+        ({"actions": {"channels": [8]}}, "0 (NCCL's own) must stay possible"),
+        ({"mode": "fast"}, "mode = 'fast'"),
+    ],
+)
+def test_a_bad_experiment_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    done = _run("online", str(_yaml(tmp_path / "x.yaml", **changes)), "--serial", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = [line for line in done.stderr.splitlines() if "Warning" not in line and line.strip()]
+    assert len(lines) == 1, done.stderr
+    assert lines[0].startswith("error: ")
+    assert says in lines[0]
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "name: [", ""])
+def test_what_is_no_experiment_is_said_so(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    done = _run("online", str(path))
+    assert done.returncode == 2
+    assert str(path) in done.stderr
+    missing = _run("online", str(tmp_path / "none.yaml"))
+    assert missing.returncode == 2
+    assert "cannot read the experiment" in missing.stderr
+
+
+def test_a_serial_run_reports_explains_and_speaks_json(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = _run("online", str(_yaml(tmp_path / "x.yaml", stop={"rounds": 6})), "--serial", "--json", "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert {"keys", "geomean_vs_oracle", "gap_closed", "epochs", "collectives", "detection_delay", "switches",
+            "agreement_violations", "dropped_records"} <= summary.keys()  # fmt: skip
+    assert Path(summary["report"]).exists()
+    explained = json.loads(_run("explain", str(run), "--json").stdout)
+    keys = explained["communicators"][0]["keys"]
+    assert len(keys) == 35
+    assert all(k["measured"] for k in keys)
+    table = _run("explain", str(run), "--key", "16KiB").stdout
+    assert "in force" in table
+    assert _run("explain", str(tmp_path)).returncode == 2
+
+
+def test_plugin_path_and_env_name_what_is_there() -> None:
+    path = json.loads(_run("plugin", "path", "--json").stdout)["path"]
+    assert Path(path).exists()
+    lines = _run("plugin", "env", "--job", "j1").stdout.splitlines()
+    assert lines == [
+        f"export NCCL_TUNER_PLUGIN={path}",
+        f"export NCCL_PROFILER_PLUGIN={path}",
+        "export DYNAMICCL_JOB_ID=j1",
+    ]
+
+
+def _check(name: str, **env: str) -> dict[str, Any]:
+    checks = json.loads(_run("doctor", "--json", **env).stdout)["checks"]
+    return next(c for c in checks if c["name"] == name)
+
+
+def test_doctor_finds_what_is_wrong_and_names_the_fix(tmp_path: Path) -> None:
+    assert _check("plugin")["status"] == "ok"
+    assert _check("NCCL_ALGO", NCCL_ALGO="Ring")["status"] == "warn"
+    assert "unset NCCL_ALGO" in _check("NCCL_ALGO", NCCL_ALGO="Ring")["fix"]
+    half = _check("variables", NCCL_TUNER_PLUGIN="dynamiccl", NCCL_PROFILER_PLUGIN="")
+    assert half["status"] == "fail"
+    assert "plugin env" in half["fix"]
+    gone = _check("shared memory", DYNAMICCL_SHM_DIR=str(tmp_path / "none"))
+    assert gone["status"] == "fail"
+    (tmp_path / "dynamiccl-old-1-0").write_bytes(b"\0" * 10)
+    assert "not a channel" in _check("segments", DYNAMICCL_SHM_DIR=str(tmp_path))["found"]
+    nothing = _run("doctor", DYNAMICCL_NATIVE_DIR=str(tmp_path))
+    assert nothing.returncode == 1
+    assert "make native" in nothing.stdout
+
+
+def test_fabric_belief_writes_what_nccl_would_say(tmp_path: Path) -> None:
+    data = ROOT / "tests" / "data" / "nccl_cost_model"
+    done = _run("fabric", "belief", "--cases", str(data / "cases.csv"), "--out", str(tmp_path), "--json")
+    assert done.returncode == 0, done.stderr
+    for name in ("latbw.csv", "choice.csv"):
+        assert (tmp_path / name).read_text() == (data / name).read_text()
+    missing = _run("fabric", "belief", "--cases", "/nowhere.csv", "--out", str(tmp_path))
+    assert missing.returncode == 2
+    assert "/nowhere.csv" in missing.stderr
+
+
+def test_bench_channel_loses_nothing() -> None:
+    result = json.loads(_run("bench", "channel", "--json").stdout)
+    assert result["lost"] == 0
+    assert {"write_per_s", "drain_per_s", "hardware"} <= result.keys()
+
+
+def test_bench_plugin_measures_the_real_plugin() -> None:
+    result = json.loads(_run("bench", "plugin", "--json").stdout)
+    assert {"get_coll_info_ns", "empty_call_ns", "profiler_path_ns"} <= result.keys()
+    assert result["get_coll_info_ns"]["block"] > result["empty_call_ns"]["block"] > 0
