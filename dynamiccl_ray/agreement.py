@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-
 _REMEMBERED = 64
 
 

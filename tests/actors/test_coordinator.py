@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_experiment
+from small import small_experiment
 
 from actors.coordinator import Coordinator, Plan
 from actors.messages import Member, Phase, RankEpoch

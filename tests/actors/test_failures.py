@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import ray
-from conftest import small_experiment
 from crashing import CrashesAfterCommit, CrashesBeforeCommit, Crashing, pid_of
+from small import small_experiment
 
 from actors.coordinator import CoordinatorActor, Plan
 from actors.remote import KvStore

@@ -92,8 +92,9 @@ def test_noise_depends_on_seed_epoch_and_key_alone() -> None:
         assert not np.array_equal(policy.gumbel(1, 2, keys), other)
 
 
-def test_an_untrained_policy_is_close_to_uniform_over_what_is_valid() -> None:
+def test_an_untrained_policy_that_has_measured_nothing_is_close_to_uniform_over_what_is_valid() -> None:
     view = _view(np.random.default_rng(0))
+    view.samples[:] = 0
     net = policy.PolicyNetwork()
     obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8), view)).unsqueeze(1)
     state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
@@ -129,3 +130,17 @@ def test_the_network_reads_its_history() -> None:
     assert not torch.allclose(first, second)
     twice, _ = net.features(obs.repeat(1, 2, 1), state)
     assert torch.allclose(twice[:, 1:], second, atol=1e-6)
+
+
+def test_even_an_untrained_policy_leans_towards_what_was_measured_to_be_fast() -> None:
+    view = _view(np.random.default_rng(0), keys=1)
+    view.valid_channels[:] = False
+    view.valid_channels[0, (0, 4, 5), 0] = True
+    view.samples[:] = 0
+    view.samples[0, (4, 5), 0] = 9
+    view.evidence[0, 4, 0], view.evidence[0, 5, 0] = -1.0, 1.0
+    net = policy.PolicyNetwork()
+    obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8), view)).unsqueeze(1)
+    features, _ = net.features(obs, {k: v.unsqueeze(0) for k, v in net.initial_state().items()})
+    pair = policy.split_logits(net.logits(obs, features))[0][0, 0]
+    assert pair[4] > pair[0] > pair[5]

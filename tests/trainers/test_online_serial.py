@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import small_experiment
+from small import small_experiment
 
 from dynamiccl_ray.errors import ConfigError, RunError
 from plugin_bridge.channel import segments

@@ -1,0 +1,21 @@
+"""Experiments that are quick enough for a test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dynamiccl_ray.experiment import Online
+
+
+def small_experiment(job: str, **changes: Any) -> Online:
+    """Two nodes of two ranks on the measured p5en times; quick enough for a test."""
+    raw: dict[str, Any] = {
+        "name": "test",
+        "job": job,
+        "fabric": {"kind": "measured", "processes": {"nodes": 2, "ranks_per_node": 2}, "rate_hz": 0},
+        "stop": {"rounds": 4},
+        "ray": {"ranks_per_actor": 2},
+    }
+    for name, value in changes.items():
+        raw[name] = {**raw[name], **value} if isinstance(raw.get(name), dict) and isinstance(value, dict) else value
+    return Online.model_validate(raw)
