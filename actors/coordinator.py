@@ -308,7 +308,7 @@ class Coordinator:
                 comm.book.cusum.reset()
 
     def _end_round(self) -> None:
-        entropy = float(np.mean(self._round_entropy)) if self._round_entropy else float("nan")
+        entropy = float(np.mean(self._round_entropy)) if self._round_entropy else None
         self._round_entropy = []
         self.history.append(
             {
@@ -330,7 +330,9 @@ class Coordinator:
                 self._enter(self._after_baseline)
         elif self.phase in (Phase.LEARN, Phase.ADAPT):
             self.heat = self.heat * learning.heat_decay if self.heat > 0.05 else 0.0
-            settled = entropy < learning.settled_entropy and self.phase_rounds >= learning.min_rounds
+            settled = (
+                entropy is not None and entropy < learning.settled_entropy and self.phase_rounds >= learning.min_rounds
+            )
             if (settled and self.heat == 0.0) or self.phase_rounds >= learning.max_rounds:
                 self._enter(Phase.EXPLOIT)
         limit = self.experiment.stop.rounds

@@ -45,6 +45,7 @@ FIRST_PROMISE_S = 0.02
 PROMISE_SMOOTHING = 0.1
 LEAST_MARGIN = 8
 POLL_S = 0.001
+EXPLOIT_POLL_S = 0.02
 LOOK_AFTER_S = 0.25
 IDLE_S = 0.05
 
@@ -168,7 +169,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                 if decided[comm.comm].learn:
                     self._open_streams(streams, comm, decided[comm.comm])
                 self._switch(comm, context, decided[comm.comm])
-            self._collect({c.comm for c in context.comms})
+            self._collect({c.comm for c in context.comms}, EXPLOIT_POLL_S if context.keep else POLL_S)
             entropies = [d.entropy for d in decided.values() if d.entropy is not None]
             report = [self._epoch(rank) for rank in self._ranks.values()]
             context = self._coordination.report(
@@ -237,20 +238,21 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     def _decide(self, comm: CommContext, context: Context, lstm: dict[int, dict[str, torch.Tensor]]) -> _Decided:
         """The same on every rank: nothing here was measured by this rank alone."""
-        obs = observation.encode(comm.topology, comm.view)
         n = len(comm.keys)
-        if n == 0:
+        if n == 0 or (context.keep and not context.round_end):
+            # Nothing to decide. While decisions are kept, the policy is asked about new keys once a round.
             return _Decided(
                 version=comm.version,
                 keys=comm.keys,
-                obs=obs,
-                actions=np.zeros((0, 3), np.int64),
-                log_probs=np.zeros(0, np.float32),
-                logits=np.zeros((0, policy.ACTION_LOGITS), np.float32),
+                obs=np.zeros((n, observation.SIZE), np.float32),
+                actions=_in_force(comm),
+                log_probs=np.zeros(n, np.float32),
+                logits=np.zeros((n, policy.ACTION_LOGITS), np.float32),
                 states={},
                 entropy=None,
                 learn=False,
             )
+        obs = observation.encode(comm.topology, comm.view)
         net: policy.PolicyNetwork = self.module.net
         initial = net.initial_state()
         state = {
@@ -268,10 +270,10 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         if context.phase is Phase.BASELINE or comm.off:
             actions = torch.zeros_like(actions)
         elif context.keep:
-            for i, key in enumerate(comm.keys):
-                kept = comm.in_force.get(int(key), Action())
-                if comm.view.valid_channels[i, kept.pair, kept.channels]:
-                    actions[i] = torch.tensor([kept.pair, kept.channels, kept.chunk])
+            kept = _in_force(comm)
+            known = torch.from_numpy(np.isin(comm.keys, list(comm.in_force)))
+            valid = torch.from_numpy(comm.view.valid_channels[np.arange(n), kept[:, 0], kept[:, 1]])
+            actions = torch.where((known & valid)[:, None], torch.from_numpy(kept), actions)
         for i, key in enumerate(comm.keys):
             lstm[int(key)] = {k: after[k][i] for k in after}
         return _Decided(
@@ -351,7 +353,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     # -- measuring --
 
-    def _collect(self, comms: set[int]) -> None:
+    def _collect(self, comms: set[int], poll_s: float) -> None:
         """Waits until this epoch's share of collectives of these communicators has been measured on every rank here,
         or time is up. Without any, the coordinator only has to hear that the runner is there."""
         settings = self._experiment.epochs
@@ -383,7 +385,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             if not counts:
                 time.sleep(IDLE_S)
                 break
-            time.sleep(POLL_S)
+            time.sleep(poll_s)
         now = time.monotonic()
         for rank in self._ranks.values():
             rank.channel.beat()
@@ -497,6 +499,12 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             action_space=ACTION_SPACE,
             len_lookback_buffer=0,
         ).to_numpy()
+
+
+def _in_force(comm: CommContext) -> npt.NDArray[np.int64]:
+    """(K, 3) the actions in force; keys without one are NCCL's own."""
+    now = [comm.in_force.get(int(key), Action()) for key in comm.keys]
+    return np.array([(a.pair, a.channels, a.chunk) for a in now], np.int64).reshape(-1, 3)
 
 
 def _standing_still(channel: Channel, dseq: int) -> bool:

@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _emit(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None, as_json: bool) -> None:
@@ -77,7 +77,7 @@ def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
     seen: dict[str, Any] = {"phase": "", "events": 0}
 
     def update(status: dict[str, Any]) -> None:
-        last = status["history"][-1] if status["history"] else {"phase": status["phase"], "entropy": float("nan")}
+        last = status["history"][-1] if status["history"] else {"phase": status["phase"], "entropy": None}
         if last["phase"] != seen["phase"]:
             console.print(f"[{status['seconds']:6.1f} s] {_PHASE_NEWS[last['phase']]}", highlight=False)
             seen["phase"] = last["phase"]
@@ -85,9 +85,10 @@ def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
             event = status["events"][-1]
             console.print(f"[{status['seconds']:6.1f} s] the fabric changes: {event['name']}", highlight=False)
             seen["events"] = len(status["events"])
+        entropy = "" if last["entropy"] is None else f", entropy {last['entropy']:.2f}"
         show(
-            f"round {status['round']}, {status['collectives']:,} collectives, {last['phase']}, "
-            f"entropy {last['entropy']:.2f}, {status['switches']} table switches"
+            f"round {status['round']}, {status['collectives']:,} collectives, {last['phase']}{entropy}, "
+            f"{status['switches']} table switches"
         )
 
     return update
