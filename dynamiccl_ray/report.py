@@ -14,6 +14,7 @@ import jinja2
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -127,15 +128,20 @@ def terminal_table(summary: dict[str, Any]) -> Table:
     vendor = any(r.get("vendor_us") is not None for r in rows)
     title = f"after {summary['event']}" if "event" in summary else str(summary.get("name", "run"))
     table = Table(
-        title=f"{title}: time in us and configuration, geometric means below", header_style="bold", title_style="bold"
+        title=title,
+        title_style="bold",
+        header_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
     )
     # A run of one collective names it once.
     kinds = {row["key"].partition("/")[0] for row in rows}
     table.add_column(kinds.pop() if len(kinds) == 1 else "key", no_wrap=True)
     for name in ("NCCL", *(("vendor",) if vendor else ()), "learned", "best", "gain"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("learned", no_wrap=True)
-    table.add_column("best", no_wrap=True)
+    table.add_column("configuration", no_wrap=True)
     for row in rows:
         exploited = row["learned_us"] is not None
         times = [row["default_us"], *((row.get("vendor_us"),) if vendor else ()), row["learned_us"], row["oracle_us"]]
@@ -143,10 +149,9 @@ def terminal_table(summary: dict[str, Any]) -> Table:
         agrees = exploited and action == best
         table.add_row(
             row["key"] if kinds else row["key"].partition("/")[2],
-            *(_us(t) for t in times),
+            *(_time(t) for t in times),
             _speedup_text(speedup(row)),
-            Text(action, style="green" if agrees else "" if best == "-" else "yellow"),
-            best,
+            Text(action, style="green") if agrees or best == "-" else Text(f"{action}, best {best}", style="yellow"),
         )
     table.add_section()
     means = summary["geomean_vs_oracle"] or {}
@@ -156,10 +161,19 @@ def terminal_table(summary: dict[str, Any]) -> Table:
         *(Text(f"{means[m]:.3f}x" if m in means else "-", style="bold") for m in shown),
         Text("1.000x" if means else "-", style="bold"),
         _speedup_text(mean_speedup(rows), bold=True),
-        "",
-        "",
+        "geometric means",
     )
     return table
+
+
+def _time(us: float | None) -> str:
+    """Three significant digits with a unit: narrow enough for a terminal of 80 columns."""
+    if us is None:
+        return "-"
+    for scale, unit in ((1e6, "s"), (1e3, "ms")):
+        if us >= scale:
+            return f"{us / scale:.3g}{unit}"
+    return f"{us:.3g}us"
 
 
 def speedup(row: dict[str, Any]) -> float | None:

@@ -301,12 +301,10 @@ def _text(summary: dict[str, Any]) -> list[str]:
 
 def test_terminal_table() -> None:
     lines = _text(WITH_EVENT)
-    assert "all_reduce" in lines[2]
-    row = next(line for line in lines if "│ 64KiB" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        "64KiB", "200", "110", "101", "100", "1.98x", "tree/ll", "tree/ll",
-    ]  # fmt: skip
-    last = lines[-2]
+    assert any("all_reduce" in line for line in lines[:3])
+    row = next(line for line in lines if line.strip().startswith("64KiB"))
+    assert row.split() == ["64KiB", "200us", "110us", "101us", "100us", "1.98x", "tree/ll"]
+    last = next(line for line in lines if "over best" in line)
     assert "over best" in last
     for mean in WITH_EVENT["geomean_vs_oracle"].values():
         assert f"{mean:.3f}x" in last
@@ -315,8 +313,8 @@ def test_terminal_table() -> None:
 
 
 def test_terminal_table_without_oracle_or_keys() -> None:
-    assert f"{mean_speedup(REAL['keys']):.2f}x" in _text(REAL)[-2]
-    assert "over best" in _text(_summary(**_result([])))[-2]
+    assert any(f"{mean_speedup(REAL['keys']):.2f}x" in line for line in _text(REAL) if "over best" in line)
+    assert any("over best" in line for line in _text(_summary(**_result([]))))
 
 
 def test_configurations_look_different() -> None:
