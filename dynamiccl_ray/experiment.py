@@ -5,33 +5,42 @@ Unknown keys are errors. Settings that contradict each other are found here, bef
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES
+from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
 from dynamiccl_ray.observation import INTER_LINKS, INTRA_LINKS
-
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused; nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
+from dynamiccl_ray.table import key_name, key_of
 
 
-class Event(Section):
-    """A change of the fabric in the middle of a run."""
+class PlayedEvent(Section):
+    """A change of a played fabric in the middle of a run, and when it comes."""
 
     at_collective: Annotated[int, Field(ge=0)] | None = None
     """Collective at which every rank sees the change."""
     exploit_rounds: Annotated[int, Field(ge=1)] | None = None
     """Instead: this many rounds after the policy has been exploited for the first time since the last event."""
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if (self.at_collective is None) == (self.exploit_rounds is None):
+            raise ValueError("give exactly one of at_collective and exploit_rounds")
+        return self
+
+    @property
+    def name(self) -> str:
+        """What changes, in words."""
+        raise NotImplementedError
+
+
+class Event(PlayedEvent):
+    """A change of the measured fabric."""
+
     link_bandwidth: Positive | None = None
     """Bandwidth that is left, as a share of 1."""
     latency: Positive = 1.0
@@ -40,12 +49,28 @@ class Event(Section):
     """Instead: times of the same machine at another node count."""
 
     @model_validator(mode="after")
-    def _one_of_each(self) -> Self:
-        if (self.at_collective is None) == (self.exploit_rounds is None):
-            raise ValueError("give exactly one of at_collective and exploit_rounds")
+    def _one_change(self) -> Self:
         if (self.link_bandwidth is None) == (self.swap_nodes is None):
             raise ValueError("give exactly one of link_bandwidth and swap_nodes")
         return self
+
+    @property
+    def name(self) -> str:
+        return f"{self.swap_nodes} nodes" if self.swap_nodes else f"links at {self.link_bandwidth:.0%}"
+
+
+class LoadEvent(PlayedEvent):
+    """A change of the load on the emulated fabric, against a fabric that is idle."""
+
+    link_bandwidth: Positive = 1.0
+    """Bandwidth that is left on the network (inside the node, where there is one), as a share of 1."""
+    latency: Positive = 1.0
+    """Factor on the latency of its hops."""
+
+    @property
+    def name(self) -> str:
+        slower = f", latency x{self.latency:g}" if self.latency != 1 else ""
+        return f"links at {self.link_bandwidth:.0%}{slower}"
 
 
 class Processes(Section):
@@ -55,27 +80,84 @@ class Processes(Section):
     ranks_per_node: Count = 4
 
 
-class MeasuredFabric(Section):
-    """Tables of real measurements, played by emulated ranks that load the real plugin."""
+class PlayedJob(Section):
+    """What the fabrics share on which emulated ranks, which load the real plugin, play a job."""
+
+    nodes: Count = 8
+    processes: Processes = Processes()
+    rate_hz: NotNegative = 2000.0
+    """Collectives per second and rank; 0 for as fast as possible."""
+    events: tuple[PlayedEvent, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        raise NotImplementedError
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.processes.nodes > self.nodes or self.processes.ranks_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"processes: {self.processes.nodes} nodes x {self.processes.ranks_per_node} ranks do not fit "
+                f"into {self.nodes} nodes x {self.gpus_per_node} GPUs"
+            )
+        return self
+
+
+class MeasuredFabric(PlayedJob):
+    """Tables of real measurements."""
 
     kind: Literal["measured"]
     machine: Literal["p5en"] = "p5en"
     """Whose NCCL cost model and tables; p5en is AWS p5en.48xlarge, 8 H200 a node, all-reduce."""
     files: tuple[Path, ...] = ()
     """Measurements to play instead of the ones that are shipped, in the same columns."""
-    nodes: Count = 8
-    processes: Processes = Processes()
-    rate_hz: Annotated[float, Field(ge=0)] = 2000.0
-    """Collectives per second and rank; 0 for as fast as possible."""
     events: tuple[Event, ...] = ()
 
+    @property
+    def gpus_per_node(self) -> int:
+        return 8
+
+
+class Calls(Section):
+    """Collectives of one type that the job repeats."""
+
+    collective: Literal["broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"]
+    sizes_bytes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """As NCCL counts them: the full buffer for all-gather and reduce-scatter."""
+
+    @property
+    def type(self) -> Collective:
+        return Collective[self.collective.upper()]
+
+
+def _cluster(given: Any, info: ValidationInfo) -> Any:
+    """The cluster of a path, which is relative to the experiment; anything else is for Cluster to judge."""
+    if not isinstance(given, str | Path):
+        return given
+    return load_cluster((info.context or {}).get(DIRECTORY, Path()) / given)
+
+
+class EmulatedFabric(PlayedJob):
+    """A physical model of a cluster."""
+
+    kind: Literal["emulated"]
+    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    """Path of a cluster YAML, relative to this file; or its settings, in place."""
+    collectives: Annotated[tuple[Calls, ...], Field(min_length=1)]
+    noise_sigma: NotNegative = 0.02
+    """Standard deviation of the log of a collective's time."""
+    events: tuple[LoadEvent, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.cluster.gpus_per_node
+
     @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.processes.nodes > self.nodes or self.processes.ranks_per_node > 8:
-            raise ValueError(
-                f"processes: {self.processes.nodes} nodes x {self.processes.ranks_per_node} ranks do not fit "
-                f"into {self.nodes} nodes x 8 GPUs"
-            )
+    def _playable(self) -> Self:
+        self.cluster.nccl_belief(self.nodes)
+        keys = Counter(key_of(calls.type, size, False) for calls in self.collectives for size in calls.sizes_bytes)
+        if twice := [key_name(key) for key, count in keys.items() if count > 1]:
+            raise ValueError(f"collectives: two sizes fall into the key {', '.join(twice)}; keys are an eighth octave")
         return self
 
 
@@ -130,7 +212,7 @@ class Learning(Section):
     min_rounds: Count = 10
     settled_entropy: Positive = 0.10
     """Mean entropy of the policy, nats per key, below which it is exploited."""
-    heat: Annotated[float, Field(ge=0)] = 4.0
+    heat: NotNegative = 4.0
     """After a trigger, logits are divided by 1 + heat ..."""
     heat_decay: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """... and heat shrinks by this factor every round."""
@@ -139,7 +221,7 @@ class Learning(Section):
 class Reward(Section):
     """Weights of the reward's terms; times are log ratios, so 0.01 is worth one per cent of time."""
 
-    switch: Annotated[float, Field(ge=0)] = 0.0
+    switch: NotNegative = 0.0
     """Cost of changing a key's action."""
     limit: Positive = 2.0
     """The primary term is clipped to plus and minus this."""
@@ -155,7 +237,7 @@ class Trigger(Section):
 class Guardrail(Section):
     """An action that is worse than NCCL's own choice with confidence is not tried again until the next trigger."""
 
-    margin: Annotated[float, Field(ge=0)] = 0.02
+    margin: NotNegative = 0.02
     """Log time over the baseline."""
     samples: Count = 8
     """Collectives before an action can be ruled out."""
@@ -170,9 +252,9 @@ class Ppo(Section):
     epochs: Count = 6
     clip: Positive = 0.2
     grad_clip: Positive = 0.5
-    entropy: Annotated[float, Field(ge=0)] = 0.02
+    entropy: NotNegative = 0.02
     """At the start of a learning phase; falls linearly to ``entropy_end`` ..."""
-    entropy_end: Annotated[float, Field(ge=0)] = 0.001
+    entropy_end: NotNegative = 0.001
     entropy_rounds: Count = 40
     """... over this many rounds of the phase."""
     hidden: Count = 64
@@ -201,7 +283,7 @@ class Online(Section):
     """``observe`` measures only, ``shadow`` decides and records but applies nothing."""
     job: str = "default"
     """DYNAMICCL_JOB_ID of the training processes."""
-    fabric: Annotated[MeasuredFabric | NcclFabric, Field(discriminator="kind")]
+    fabric: Annotated[MeasuredFabric | EmulatedFabric | NcclFabric, Field(discriminator="kind")]
     actions: Actions = Actions()
     epochs: Epochs = Epochs()
     learning: Learning = Learning()
@@ -215,33 +297,11 @@ class Online(Section):
     @model_validator(mode="after")
     def _ends(self) -> Self:
         endless = self.stop.rounds is None and self.stop.exploit_rounds_after_last_event is None
-        if isinstance(self.fabric, MeasuredFabric) and endless:
+        if isinstance(self.fabric, PlayedJob) and endless:
             raise ValueError("stop: an emulated job runs for ever; give rounds or exploit_rounds_after_last_event")
         return self
 
 
 def load(path: Path) -> Online:
     """Reads an online experiment. Raises ConfigError naming the file, the field, the value and what is valid."""
-    try:
-        text = path.read_text()
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot read the experiment: {e.strerror}") from None
-    try:
-        raw: Any = yaml.safe_load(text)
-    except yaml.YAMLError as e:
-        raise ConfigError(f"{path}: not YAML: {e}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path}: expected a mapping of settings, found {type(raw).__name__}")
-    try:
-        return Online.model_validate(raw)
-    except ValidationError as e:
-        raise ConfigError(f"{path}: " + "; ".join(_explain(error) for error in e.errors())) from None
-
-
-def _explain(error: Any) -> str:
-    where = ".".join(str(p) for p in error["loc"])
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {where!r} (value {error['input']!r}); remove it or check its spelling"
-    if error["type"] == "missing":
-        return f"{where!r} is required"
-    return f"{where or 'experiment'} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
+    return read_yaml(path, Online, "experiment")

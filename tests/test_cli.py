@@ -44,7 +44,7 @@ def _yaml(path: Path, **changes: Any) -> Path:
         ({"fabric": {"kind": "measured", "files": ["/nowhere/a.csv"]}}, "/nowhere/a.csv"),
         ({"fabric": {"kind": "measured", "nodes": 3}}, "nodes"),
         ({"fabric": {"kind": "measured", "processes": {"nodes": 9}}}, "9 nodes x 4 ranks do not fit"),
-        ({"fabric": {"kind": "real"}}, "'measured', 'nccl'"),
+        ({"fabric": {"kind": "real"}}, "'measured', 'emulated', 'nccl'"),
         ({"stop": {}}, "an emulated job runs for ever"),
         ({"actions": {"channels": [0, 3]}}, "[3] not among"),
         ({"actions": {"channels": [8]}}, "0 (NCCL's own) must stay possible"),

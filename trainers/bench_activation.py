@@ -16,7 +16,7 @@ from actors.messages import Member
 from actors.rank_runner import RankRunner
 from actors.remote import remote_coordination, start_coordinator
 from dynamiccl_ray.agreement import Answer
-from dynamiccl_ray.experiment import MeasuredFabric, Online
+from dynamiccl_ray.experiment import Online, PlayedJob
 from dynamiccl_ray.table import DecisionTable
 from plugin_bridge import plugin_path
 from plugin_bridge.bench import hardware
@@ -73,13 +73,13 @@ def _experiment() -> Online:
 
 def _emulated(repeats: int) -> list[float]:
     experiment = _experiment()
-    assert isinstance(experiment.fabric, MeasuredFabric)
+    assert isinstance(experiment.fabric, PlayedJob)
     fabric = play(experiment.fabric, seed=0)
     run = f"bench-activation-{time.time_ns()}"
     plan = Plan(
         run=run,
         experiment=experiment,
-        topology={"intra": "nvlink", "inter": "efa", "nvls": True},
+        topology=fabric.topology,
         played=frozenset(fabric.ranks),
         valid=fabric.valid,
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from actors.coordinator import Plan
 from dynamiccl_ray.errors import ConfigError, RunError
-from dynamiccl_ray.experiment import MeasuredFabric, Online
+from dynamiccl_ray.experiment import NcclFabric, Online, PlayedJob
 from plugin_bridge import plugin_path
 from plugin_bridge.channel import remove_stale, segments
 from plugin_bridge.emulation import FREE_RUNNING, PEER_DIED_CODE, EmulatedJob, HostError, agreement_violations
@@ -50,7 +50,9 @@ def run_online(
     RunError if the run cannot go on.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    fabric = play(experiment.fabric, seed=experiment.seed) if isinstance(experiment.fabric, MeasuredFabric) else None
+    fabric = None
+    if isinstance(experiment.fabric, PlayedJob):
+        fabric = play(experiment.fabric, seed=experiment.seed, channels=experiment.actions.channels)
     run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = _plan(experiment, run, fabric)
     checkpoint = read_checkpoint(resume) if resume is not None else None
@@ -86,7 +88,7 @@ def run_online(
         violations = _finish(job, fabric)
     summary = summarise(run, experiment, fabric, observed, status, events.done, violations)
     summary["seconds"] = time.monotonic() - started
-    (directory / "summary.json").write_text(json.dumps(summary, indent=1))
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     return summary
 
 
@@ -95,12 +97,12 @@ def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
         return Plan(
             run=run,
             experiment=experiment,
-            topology={"intra": "nvlink", "inter": "efa", "nvls": True},
+            topology=fabric.topology,
             played=frozenset(fabric.ranks),
             valid=fabric.valid,
         )
     described = experiment.fabric
-    assert not isinstance(described, MeasuredFabric)
+    assert isinstance(described, NcclFabric)
     return Plan(
         run=run,
         experiment=experiment,
@@ -146,7 +148,7 @@ def _check(job: EmulatedJob) -> None:
 def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events: _Events) -> None:
     """Starts the next event of the fabric when its time has come."""
     events.exploited = events.exploited + 1 if status["phase"] == "exploit" else 0
-    assert isinstance(experiment.fabric, MeasuredFabric)
+    assert isinstance(experiment.fabric, PlayedJob)
     if len(events.done) == len(experiment.fabric.events):
         return
     event = experiment.fabric.events[len(events.done)]
@@ -159,8 +161,9 @@ def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events:
         phase = len(events.done) + 1
         # The host counts collectives from 0, decisions count from 1.
         at = job.schedule_phase(phase) + 1
-        name = f"{event.swap_nodes} nodes" if event.swap_nodes else f"links at {event.link_bandwidth:.0%}"
-        events.done.append({"phase": phase, "at": at, "round": status["round"], "epoch": status["epoch"], "name": name})
+        events.done.append(
+            {"phase": phase, "at": at, "round": status["round"], "epoch": status["epoch"], "name": event.name}
+        )
         events.exploited = 0
 
 
@@ -170,7 +173,7 @@ def _over(experiment: Online, status: dict[str, Any], events: _Events) -> bool:
     stop = experiment.stop
     if stop.rounds is not None and status["round"] >= stop.rounds:
         return True
-    if not isinstance(experiment.fabric, MeasuredFabric):
+    if not isinstance(experiment.fabric, PlayedJob):
         # The job has come and gone.
         return bool(status["collectives"] > 0 and status["ranks"] == 0)
     if stop.exploit_rounds_after_last_event is None or len(events.done) < len(experiment.fabric.events):
