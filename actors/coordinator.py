@@ -28,6 +28,9 @@ from dynamiccl_ray.table import Action, DecisionTable, key_name
 
 log = logging.getLogger("dynamiccl.coordinator")
 
+# Rounds that status and checkpoints look back on.
+HISTORY_ROUNDS = 2000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -320,6 +323,7 @@ class Coordinator:
                 "versions": {f"{c:x}": comm.version for c, comm in self.comms.items()},
             }
         )
+        del self.history[:-HISTORY_ROUNDS]
         self.round += 1
         self.phase_rounds += 1
         learning = self.experiment.learning

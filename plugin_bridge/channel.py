@@ -158,6 +158,7 @@ _lib: ctypes.CDLL | None = None
 
 
 def _c() -> ctypes.CDLL:
+    """Loaded once. Raises ChannelError if it was never built here."""
     global _lib
     if _lib is None:
         _lib = _library()

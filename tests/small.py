@@ -17,5 +17,7 @@ def small_experiment(job: str, **changes: Any) -> Online:
         "ray": {"ranks_per_actor": 2},
     }
     for name, value in changes.items():
-        raw[name] = {**raw[name], **value} if isinstance(raw.get(name), dict) and isinstance(value, dict) else value
+        merged = {**raw[name], **value} if isinstance(raw.get(name), dict) and isinstance(value, dict) else value
+        # None takes a default setting away.
+        raw[name] = {k: v for k, v in merged.items() if v is not None} if isinstance(merged, dict) else merged
     return Online.model_validate(raw)

@@ -111,14 +111,22 @@ class SerialBackend:
         self._runner.stop()
 
 
+# Nodes that run training processes are started with as many of this Ray resource as runners they should have.
+SLOT = "dynamiccl"
+
+
 class RayBackend:
-    """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one."""
+    """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one.
+
+    ``ranks`` are served by runners on this node, unless the cluster's nodes offer slots (Ray resource ``dynamiccl``):
+    then every slot gets a runner, and each serves ranks of the node it is on.
+    """
 
     def __init__(
         self,
         plan: Plan,
         *,
-        runners: int,
+        ranks: int,
         resume: Checkpoint | None = None,
         coordinator: type[CoordinatorActor] = CoordinatorActor,
     ) -> None:
@@ -132,6 +140,14 @@ class RayBackend:
         if self._started_ray:
             start_ray()
         self._plan = plan
+        slots = int(ray.cluster_resources().get(SLOT, 0))
+        runners = slots or -(-ranks // plan.experiment.ray.ranks_per_actor)
+        if runners == 0:
+            raise RunError(
+                f"no segments of job {plan.experiment.job!r} on this node and no Ray node with the resource {SLOT!r}: "
+                'is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See `dynamiccl doctor`; '
+                f"for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 2}}'"
+            )
         self._store = remote.KvStore()
         if resume is not None:
             self._store.put(f"{plan.run}/state", resume["coordinator"])
@@ -142,6 +158,7 @@ class RayBackend:
             coordination=remote.remote_coordination(plan.run),
             runners=runners,
             algo_class=TriggeredPPO,
+            resources={SLOT: 1} if slots else None,
         )
         config.env_config["phase_rounds"] = functools.partial(_phase_rounds, plan.run)
         self._algorithm = config.build_algo()

@@ -15,9 +15,15 @@ from trainers.module import ConfigurationModule
 
 
 def ppo_config(
-    experiment: Online, *, coordination: Callable[[], Coordination], runners: int, algo_class: Any = None
+    experiment: Online,
+    *,
+    coordination: Callable[[], Coordination],
+    runners: int,
+    algo_class: Any = None,
+    resources: dict[str, float] | None = None,
 ) -> PPOConfig:
-    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process.
+    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process; ``resources`` is what Ray must set aside
+    for each, which decides on which nodes they run.
 
     Entropy falls with the rounds of a learning phase: the ``timesteps`` that are given to the learner count rounds
     since the phase began, so that every trigger raises it again.
@@ -34,6 +40,7 @@ def ppo_config(
             env_runner_cls=RankRunner,
             num_env_runners=runners,
             num_cpus_per_env_runner=0,
+            custom_resources_per_env_runner=resources or {},
             create_local_env_runner=runners == 0,
         )
         .learners(num_learners=0)

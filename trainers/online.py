@@ -6,6 +6,7 @@ import contextlib
 import json
 import pickle
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,11 @@ from trainers.recorder import Recorder
 from trainers.summary import summarise
 
 Progress = Callable[[dict[str, Any]], None]
+
+CHECKPOINT_ROUNDS = 20
+CLAIM_ROUNDS = 3
+# What the summary looks back on: all of a run of an hour, the end of a longer one. The Parquet file has everything.
+SUMMARY_EPOCHS = 50_000
 
 
 @dataclass
@@ -66,27 +72,31 @@ def run_online(
         if serial:
             backend = SerialBackend(plan, advance=job.add_credit if job is not None else None, resume=checkpoint)
         else:
-            processes = len(fabric.ranks) if fabric is not None else _ranks_here(experiment)
-            runners = -(-processes // experiment.ray.ranks_per_actor)
-            backend = RayBackend(plan, runners=runners, resume=checkpoint)
+            ranks = len(fabric.ranks) if fabric is not None else len(list(segments(experiment.job)))
+            backend = RayBackend(plan, ranks=ranks, resume=checkpoint)
         stack.callback(backend.close)
         if job is not None and not serial:
             job.set_credit(FREE_RUNNING)
         events = _Events()
         status: dict[str, Any] = {}
-        observed: list[dict[str, Any]] = []
-        while not _over(experiment, status, events):
-            status = backend.round()
-            for epoch in backend.observed():
-                recorder.add(epoch)
-                observed.append(epoch)
-            if job is not None:
-                _check(job)
-                _event(experiment, job, status, events)
-            progress({**status, "events": events.done, "seconds": time.monotonic() - started})
-        (directory / "checkpoint.pkl").write_bytes(pickle.dumps(backend.checkpoint()))
+        observed: deque[dict[str, Any]] = deque(maxlen=SUMMARY_EPOCHS)
+        # An interrupted run is one that was ended early: what it found out is kept.
+        with contextlib.suppress(KeyboardInterrupt):
+            while not _over(experiment, status, events):
+                status = backend.round()
+                for epoch in backend.observed():
+                    recorder.add(epoch)
+                    observed.append(epoch)
+                if job is not None:
+                    _check(job)
+                    _check_claimed(status)
+                    _event(experiment, job, status, events)
+                if status["round"] % CHECKPOINT_ROUNDS == 0:
+                    _write_checkpoint(directory, backend)
+                progress({**status, "events": events.done, "seconds": time.monotonic() - started})
+        _write_checkpoint(directory, backend)
         violations = _finish(job, fabric)
-    summary = summarise(run, experiment, fabric, observed, status, events.done, violations)
+    summary = summarise(run, experiment, fabric, list(observed), status, events.done, violations)
     summary["seconds"] = time.monotonic() - started
     (directory / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     return summary
@@ -194,14 +204,20 @@ def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
     return agreement_violations([job.used(i) for i in range(len(fabric.ranks))])
 
 
-def _ranks_here(experiment: Online) -> int:
-    found = len(list(segments(experiment.job)))
-    if not found:
+def _check_claimed(status: dict[str, Any]) -> None:
+    """The ranks of a played job are there before the first round; runners that cannot serve them never will."""
+    if status["ranks"] == 0 and status["round"] >= CLAIM_ROUNDS:
         raise RunError(
-            f"no segments of job {experiment.job!r} on this node; is the training running with "
-            "`eval $(dynamiccl plugin env)` and the same DYNAMICCL_JOB_ID? See `dynamiccl doctor`"
+            "no runner has claimed a rank; are the same version of the package and its plugin installed on the "
+            "cluster's nodes? See `dynamiccl doctor` there"
         )
-    return found
+
+
+def _write_checkpoint(directory: Path, backend: Backend) -> None:
+    """Whole or not at all: a run may be killed at any time."""
+    unfinished = directory / "checkpoint.tmp"
+    unfinished.write_bytes(pickle.dumps(backend.checkpoint()))
+    unfinished.replace(directory / "checkpoint.pkl")
 
 
 def read_checkpoint(directory: Path) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Rig:
             self.fabric.program, ranks=self.fabric.ranks, job_id=job, plugin=plugin_path(), directory=directory
         )
         self.job.start()
-        self.backend = RayBackend(plan, runners=2, coordinator=coordinator)
+        self.backend = RayBackend(plan, ranks=4, coordinator=coordinator)
         self.status: dict[str, Any] = {}
 
     def until(self, what: str, limit_s: float = 90.0) -> None:
