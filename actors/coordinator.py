@@ -1,14 +1,11 @@
 """The coordinator: agreement between ranks, reduction over ranks, the Trigger Agent and the state of the run.
 
-``Coordinator`` is a plain object: nothing in it waits, so that the serial mode and most tests need no Ray.
-``CoordinatorActor`` puts an asyncio front on it. Whatever must survive a restart goes to the store before anyone
-hears of it.
+A plain object: nothing in it waits, so that the serial mode and most tests need no Ray; ``coordinator_actor.py`` puts
+an asyncio front on it. Whatever must survive a restart goes to the store before anyone hears of it.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import dataclasses
 import logging
 import pickle
@@ -507,71 +504,3 @@ class Coordinator:
             self._adopt_decided(comm_id, comm)
             # Versions that were handed out after the last save may be open somewhere: never use them again.
             comm.next_version = saved["next_version"] + 1000
-
-
-class CoordinatorActor:
-    """An asyncio front: calls wait here for the other runners, never for longer than the limits below.
-
-    Made a Ray actor by ``ray.remote``; restarts re-read the store.
-    """
-
-    # From the first report of an epoch to the last; who is later rejoins at the next round.
-    REPORT_WAIT_S = 5.0
-    # From the first promise of a version to the last; then ABORT.
-    PROMISE_WAIT_S = 2.0
-
-    def __init__(self, plan: Plan, store: Store) -> None:
-        logging.basicConfig(format="%(name)s: %(message)s")
-        self._core = Coordinator(plan, store, self._observe)
-        self._news = asyncio.Condition()
-        self._observed: list[dict[str, Any]] = []
-
-    def _observe(self, epoch: dict[str, Any]) -> None:
-        self._observed.append(epoch)
-
-    async def join(self, runner: str, members: list[Member]) -> Context:
-        return self._core.join(runner, members)
-
-    async def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
-        context = self._core.report(runner, epoch, ranks, entropy)
-        if context is None:
-            await self._wait(lambda: self._core.epoch > epoch, self.REPORT_WAIT_S)
-            if self._core.epoch == epoch:
-                for late in self._core.missing_reports():
-                    log.warning("runner %s did not report epoch %d in time", late, epoch)
-                    self._core.leave(late)
-                self._core.close_epoch(cut=True)
-            context = self._core.context
-        await self._tell()
-        return context
-
-    async def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
-    ) -> Decision:
-        decision = self._core.promise(runner, comm, version, answers, table)
-        if decision is None:
-            await self._wait(lambda: self._core.open_version(comm) != version, self.PROMISE_WAIT_S)
-            decision = self._core.decision(comm, version) or self._core.abort(comm, version)
-        await self._tell()
-        return decision
-
-    async def status(self) -> dict[str, Any]:
-        return self._core.status()
-
-    async def observed(self) -> list[dict[str, Any]]:
-        """The epochs closed since the last call, with their samples."""
-        observed, self._observed = self._observed, []
-        return observed
-
-    async def stop(self) -> None:
-        """The next context tells every runner that the run is over."""
-        self._core.stopping = True
-
-    async def _wait(self, done: Callable[[], bool], limit_s: float) -> None:
-        async with self._news:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait_for(done), limit_s)
-
-    async def _tell(self) -> None:
-        async with self._news:
-            self._news.notify_all()

@@ -20,23 +20,19 @@ import numpy.typing as npt
 import ray
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
-from ray.rllib.core.columns import Columns
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from actors.messages import CommContext, Context, Coordination, Member, Phase, RankEpoch
+from actors.streams import ACTION_SPACE, OBSERVATION_SPACE, Decided, Streams
 from dynamiccl_ray import observation, policy
 from dynamiccl_ray.agreement import Answer
 from dynamiccl_ray.errors import ChannelError
-from dynamiccl_ray.knobs import OWN_PAIR
 from dynamiccl_ray.table import Action, DecisionTable
 from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Prepared, segments
 
 log = logging.getLogger("dynamiccl.runner")
-
-OBSERVATION_SPACE = gym.spaces.Box(-4.0, 4.0, (observation.SIZE,), np.float32)
-ACTION_SPACE = gym.spaces.MultiDiscrete(list(policy.ACTION_HEADS))
 
 # The hold lies this many times the usual way to the coordinator and back ahead. Too near costs a wait at the hold,
 # too far only delays the switch.
@@ -64,34 +60,6 @@ class _Rank:
     last_dseq: int = 0
     last_seen: float = 0.0
     rate_hz: float = 0.0
-
-
-@dataclass(eq=False)
-class _Stream:
-    """One key's episode in the making."""
-
-    observations: list[npt.NDArray[np.float32]]
-    actions: list[npt.NDArray[np.int64]] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    log_probs: list[float] = field(default_factory=list)
-    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
-    states: list[dict[str, npt.NDArray[np.float32]]] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Decided:
-    """One communicator's decisions of one epoch."""
-
-    version: int
-    keys: npt.NDArray[np.int64]
-    obs: npt.NDArray[np.float32]
-    actions: npt.NDArray[np.int64]
-    log_probs: npt.NDArray[np.float32]
-    logits: npt.NDArray[np.float32]
-    states: dict[str, npt.NDArray[np.float32]]
-    entropy: float | None
-    learn: bool
-    in_force: bool = False
 
 
 class RankRunner(EnvRunner):  # type: ignore[misc]
@@ -160,14 +128,14 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         if not self._ranks:
             time.sleep(0.2)
         context = self._coordination.join(self._name, [self._member(r) for r in self._ranks.values()])
-        streams: dict[tuple[int, int], _Stream] = {}
-        finished: list[SingleAgentEpisode] = []
+        index, share = self._share
+        streams = Streams(self._experiment.reward, lambda key: key % share == index)
         lstm: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
         while not context.stop:
             decided = {c.comm: self._decide(c, context, lstm.setdefault(c.comm, {})) for c in context.comms}
             for comm in context.comms:
                 if decided[comm.comm].learn:
-                    self._open_streams(streams, comm, decided[comm.comm])
+                    streams.open(comm.comm, decided[comm.comm])
                 self._switch(comm, context, decided[comm.comm])
             self._collect({c.comm for c in context.comms}, EXPLOIT_POLL_S if context.keep else POLL_S)
             entropies = [d.entropy for d in decided.values() if d.entropy is not None]
@@ -177,10 +145,11 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             )
             for comm in context.comms:
                 if comm.comm in decided and decided[comm.comm].learn:
-                    finished += self._close_steps(streams, comm, decided[comm.comm], lstm[comm.comm])
+                    for key in streams.close_step(comm, decided[comm.comm]):
+                        lstm[comm.comm].pop(key, None)
             if context.round_end:
                 break
-        return finished + [e for stream in streams.values() if (e := self._episode(stream)) is not None]
+        return streams.episodes()
 
     def activate(self, state: dict[str, Any]) -> float:
         """Takes weights, decides with them and waits until the new table is in force on this runner's ranks. Returns
@@ -236,12 +205,12 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     # -- decisions --
 
-    def _decide(self, comm: CommContext, context: Context, lstm: dict[int, dict[str, torch.Tensor]]) -> _Decided:
+    def _decide(self, comm: CommContext, context: Context, lstm: dict[int, dict[str, torch.Tensor]]) -> Decided:
         """The same on every rank: nothing here was measured by this rank alone."""
         n = len(comm.keys)
         if n == 0 or (context.keep and not context.round_end):
             # Nothing to decide. While decisions are kept, the policy is asked about new keys once a round.
-            return _Decided(
+            return Decided(
                 version=comm.version,
                 keys=comm.keys,
                 obs=np.zeros((n, observation.SIZE), np.float32),
@@ -276,7 +245,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             actions = torch.where((known & valid)[:, None], torch.from_numpy(kept), actions)
         for i, key in enumerate(comm.keys):
             lstm[int(key)] = {k: after[k][i] for k in after}
-        return _Decided(
+        return Decided(
             version=comm.version,
             keys=comm.keys,
             obs=obs,
@@ -288,7 +257,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             learn=context.phase in (Phase.LEARN, Phase.ADAPT) and not comm.off,
         )
 
-    def _switch(self, comm: CommContext, context: Context, decided: _Decided) -> None:
+    def _switch(self, comm: CommContext, context: Context, decided: Decided) -> None:
         """Puts the decisions in force on all ranks, or none; skipped when nothing changes."""
         wanted = {
             int(key): Action(pair=int(a[0]), channels=int(a[1]), chunk=int(a[2]))
@@ -433,73 +402,6 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             dropped=sum(status.dropped.values()),
         )
 
-    # -- episodes --
-
-    def _mine(self, key: int) -> bool:
-        index, of = self._share
-        return bool(key % of == index)
-
-    def _open_streams(self, streams: dict[tuple[int, int], _Stream], comm: CommContext, decided: _Decided) -> None:
-        for key, obs in zip(decided.keys, decided.obs, strict=True):
-            if self._mine(int(key)):
-                streams.setdefault((comm.comm, int(key)), _Stream(observations=[obs]))
-
-    def _close_steps(
-        self,
-        streams: dict[tuple[int, int], _Stream],
-        comm: CommContext,
-        decided: _Decided,
-        lstm: dict[int, dict[str, torch.Tensor]],
-    ) -> list[SingleAgentEpisode]:
-        """Adds the epoch's reward to every stream. A decision that never came into force, or a key that did not
-        run, has none: the stream ends before it and a new one begins, on every runner alike."""
-        after = observation.encode(comm.topology, comm.view)
-        row_of = {int(key): i for i, key in enumerate(comm.keys)}
-        finished = []
-        weights, limit = self._experiment.reward, self._experiment.reward.limit
-        for i, key in enumerate(decided.keys):
-            row = row_of[int(key)]
-            reward = comm.reward[row]
-            valid = decided.in_force and np.isfinite(reward)
-            if not valid:
-                lstm.pop(int(key), None)
-            if not self._mine(int(key)):
-                continue
-            stream = streams[comm.comm, int(key)]
-            if valid:
-                switched = part_last_pair(decided.obs[i]) != decided.actions[i, 0]
-                stream.actions.append(decided.actions[i])
-                stream.rewards.append(float(np.clip(reward, -limit, limit)) - weights.switch * switched)
-                stream.log_probs.append(float(decided.log_probs[i]))
-                stream.logits.append(decided.logits[i])
-                stream.states.append({k: v[i] for k, v in decided.states.items()})
-                stream.observations.append(after[row])
-            else:
-                episode = self._episode(stream)
-                if episode is not None:
-                    finished.append(episode)
-                streams[comm.comm, int(key)] = _Stream(observations=[after[row]])
-        return finished
-
-    def _episode(self, stream: _Stream) -> SingleAgentEpisode | None:
-        if not stream.actions:
-            return None
-        return SingleAgentEpisode(
-            observations=stream.observations,
-            actions=stream.actions,
-            rewards=stream.rewards,
-            infos=[{} for _ in stream.observations],
-            truncated=True,
-            extra_model_outputs={
-                Columns.ACTION_LOGP: stream.log_probs,
-                Columns.ACTION_DIST_INPUTS: stream.logits,
-                Columns.STATE_OUT: stream.states,
-            },
-            observation_space=OBSERVATION_SPACE,
-            action_space=ACTION_SPACE,
-            len_lookback_buffer=0,
-        ).to_numpy()
-
 
 def _in_force(comm: CommContext) -> npt.NDArray[np.int64]:
     """(K, 3) the actions in force; keys without one are NCCL's own."""
@@ -511,9 +413,3 @@ def _standing_still(channel: Channel, dseq: int) -> bool:
     """Every call up to ``dseq`` has been made, and every one of them has been measured, drained or counted as lost."""
     status = channel.status
     return status.dseq >= dseq and status.backlog == 0 and status.records + sum(status.dropped.values()) >= dseq
-
-
-def part_last_pair(obs: npt.NDArray[np.float32]) -> int:
-    """The pair that was in force when the observation was made; -1 for none."""
-    current = observation.part(obs, "pairs")[:, -1]
-    return int(current.argmax()) if current.any() else OWN_PAIR

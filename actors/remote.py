@@ -10,7 +10,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.experimental import internal_kv
 
-from actors.coordinator import CoordinatorActor, Plan
+from actors.coordinator import Plan
+from actors.coordinator_actor import CoordinatorActor
 from actors.messages import Context, Coordination, Member, RankEpoch
 from dynamiccl_ray.agreement import Answer, Decision, decision_key
 from dynamiccl_ray.errors import RunError

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from actors.coordinator import Coordinator, CoordinatorActor, Plan
+from actors.coordinator import Coordinator, Plan
+from actors.coordinator_actor import CoordinatorActor
 from actors.messages import Context, Member, RankEpoch
 from actors.rank_runner import RankRunner
 from dynamiccl_ray.agreement import Answer, Decision, MemoryStore

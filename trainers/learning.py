@@ -9,7 +9,8 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from actors.messages import Coordination
-from actors.rank_runner import ACTION_SPACE, OBSERVATION_SPACE, RankRunner
+from actors.rank_runner import RankRunner
+from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray.experiment import Online
 from trainers.module import ConfigurationModule
 

@@ -197,7 +197,6 @@ def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
     if job is None or fabric is None:
         return None
     try:
-        job.set_credit(FREE_RUNNING)
         job.stop()
     except HostError as e:
         raise RunError(str(e)) from None

@@ -6,7 +6,7 @@ import os
 import signal
 from typing import Any
 
-from actors.coordinator import CoordinatorActor
+from actors.coordinator_actor import CoordinatorActor
 from actors.remote import KvStore
 from dynamiccl_ray.agreement import Answer, Decision
 

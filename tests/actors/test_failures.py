@@ -15,7 +15,8 @@ import ray
 from crashing import CrashesAfterCommit, CrashesBeforeCommit, Crashing, pid_of
 from small import small_experiment
 
-from actors.coordinator import CoordinatorActor, Plan
+from actors.coordinator import Plan
+from actors.coordinator_actor import CoordinatorActor
 from actors.remote import KvStore
 from dynamiccl_ray.agreement import Decision
 from plugin_bridge import plugin_path
