@@ -83,7 +83,8 @@ def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
             seen["phase"] = last["phase"]
         if len(status["events"]) > seen["events"]:
             event = status["events"][-1]
-            console.print(f"[{status['seconds']:6.1f} s] the fabric changes: {event['name']}", highlight=False)
+            when = f"at collective {event['at']:,}"
+            console.print(f"[{status['seconds']:6.1f} s] the fabric changes {when}: {event['name']}", highlight=False)
             seen["events"] = len(status["events"])
         entropy = "" if last["entropy"] is None else f", entropy {last['entropy']:.2f}"
         show(

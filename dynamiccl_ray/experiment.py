@@ -5,6 +5,7 @@ Unknown keys are errors. Settings that contradict each other are found here, bef
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -18,7 +19,7 @@ from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Sect
 from dynamiccl_ray.table import key_name, key_of
 
 
-class PlayedEvent(Section):
+class PlayedEvent(Section, ABC):
     """A change of a played fabric in the middle of a run, and when it comes."""
 
     at_collective: Annotated[int, Field(ge=0)] | None = None
@@ -33,9 +34,9 @@ class PlayedEvent(Section):
         return self
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """What changes, in words."""
-        raise NotImplementedError
 
 
 class Event(PlayedEvent):
@@ -80,7 +81,7 @@ class Processes(Section):
     ranks_per_node: Count = 4
 
 
-class PlayedJob(Section):
+class PlayedJob(Section, ABC):
     """What the fabrics share on which emulated ranks, which load the real plugin, play a job."""
 
     nodes: Count = 8
@@ -90,8 +91,8 @@ class PlayedJob(Section):
     events: tuple[PlayedEvent, ...] = ()
 
     @property
-    def gpus_per_node(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def gpus_per_node(self) -> int: ...
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -75,9 +75,11 @@ def run_online(
             ranks = len(fabric.ranks) if fabric is not None else len(list(segments(experiment.job)))
             backend = RayBackend(plan, ranks=ranks, resume=checkpoint)
         stack.callback(backend.close)
-        if job is not None and not serial:
-            job.set_credit(FREE_RUNNING)
         events = _Events()
+        if job is not None:
+            _event(experiment, job, {}, events)
+            if not serial:
+                job.set_credit(FREE_RUNNING)
         status: dict[str, Any] = {}
         observed: deque[dict[str, Any]] = deque(maxlen=SUMMARY_EPOCHS)
         # An interrupted run is one that was ended early: what it found out is kept.
@@ -156,24 +158,20 @@ def _check(job: EmulatedJob) -> None:
 
 
 def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events: _Events) -> None:
-    """Starts the next event of the fabric when its time has come."""
-    events.exploited = events.exploited + 1 if status["phase"] == "exploit" else 0
+    """Schedules the events of the fabric whose time is known by now; ``status`` is empty before the first round."""
     assert isinstance(experiment.fabric, PlayedJob)
-    if len(events.done) == len(experiment.fabric.events):
-        return
-    event = experiment.fabric.events[len(events.done)]
-    due = (
-        status["collectives"] >= event.at_collective
-        if event.at_collective is not None
-        else events.exploited >= (event.exploit_rounds or 0)
-    )
-    if due:
+    events.exploited = events.exploited + 1 if status.get("phase") == "exploit" else 0
+    for event in experiment.fabric.events[len(events.done) :]:
+        if event.exploit_rounds is not None and events.exploited < event.exploit_rounds:
+            return
         phase = len(events.done) + 1
-        # The host counts collectives from 0, decisions count from 1.
-        at = job.schedule_phase(phase) + 1
-        events.done.append(
-            {"phase": phase, "at": at, "round": status["round"], "epoch": status["epoch"], "name": event.name}
-        )
+        try:
+            # The host counts collectives from 0, decisions count from 1.
+            at = job.schedule_phase(phase, at=event.at_collective) + 1
+        except ValueError as e:
+            raise ConfigError(f"fabric.events: {event.name}: {e}") from None
+        round_, epoch = status.get("round", 0), status.get("epoch", 0)
+        events.done.append({"phase": phase, "at": at, "round": round_, "epoch": epoch, "name": event.name})
         events.exploited = 0
 
 

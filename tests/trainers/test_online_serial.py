@@ -81,6 +81,18 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:
         run_online(small_experiment(job), tmp_path / "c", serial=True, resume=tmp_path / "nowhere")
 
 
+def test_an_event_comes_at_the_collective_it_was_told(tmp_path: Path, job: str) -> None:
+    events = [{"at_collective": 700, "link_bandwidth": 0.5}, {"at_collective": 1000, "swap_nodes": 16}]
+    summary = run_online(small_experiment(job, fabric={"events": events}), tmp_path, serial=True)
+    assert [event["at"] for event in summary["events"]] == [701, 1001]
+    for rank in range(4):
+        used = read_used(tmp_path / "job" / f"used.{rank}")
+        assert used["call"][np.flatnonzero(np.diff(used["phase"].astype(int))) + 1].tolist() == [700, 1000]
+    backwards = small_experiment(job, fabric={"events": events[::-1]})
+    with pytest.raises(ConfigError, match="links at 50%"):
+        run_online(backwards, tmp_path / "b", serial=True)
+
+
 @pytest.mark.parametrize("mode", ["observe", "shadow"])
 def test_observe_and_shadow_change_nothing(tmp_path: Path, job: str, mode: str) -> None:
     summary = run_online(small_experiment(job, mode=mode, stop={"rounds": 5}), tmp_path, serial=True)
