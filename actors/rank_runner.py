@@ -85,6 +85,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         self._advance: Callable[[int], int] | None = env.get("advance")
         self._version: dict[int, int] = {}
         self._promise_s = FIRST_PROMISE_S
+        self._told: set[str] = set()
         self._alive, self._looked_at = True, 0.0
         self._buffer = np.empty(1 << 16, RECORD_DTYPE)
 
@@ -181,8 +182,12 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                 continue
             try:
                 channel = Channel(path)
-            except ChannelError:
-                continue  # another runner's, or still starting: look again next round
+            except ChannelError as e:
+                # Another runner's, or still starting: looked at again next round. Of another build: said once.
+                if str(e) not in self._told:
+                    self._told.add(str(e))
+                    log.info("not served: %s", e) if "claimed" in str(e) else log.warning("not served: %s", e)
+                continue
             identity = channel.identity
             if identity.rank is None or identity.ranks < 2 or not channel.alive:
                 channel.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import struct
 import threading
 import time
 from pathlib import Path
@@ -58,3 +60,21 @@ def test_without_a_job_the_run_says_what_is_missing(tmp_path: Path, job: str) ->
     nothing = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
     with pytest.raises(RunError, match=r"no segments of job.*plugin env"):
         run_online(nothing, tmp_path, serial=False)
+
+
+def test_a_plugin_of_another_build_is_named_once_and_left_alone(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_SHM_DIR", str(tmp_path))
+    foreign = bytearray(2 << 20)
+    struct.pack_into("<QI", foreign, 0, 0x4C43434D414E5944, 99)
+    struct.pack_into("<I", foreign, 32, 1)
+    path = tmp_path / f"dynamiccl-{job}-{os.getpid()}-0"
+    path.write_bytes(foreign)
+    attached = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None}, stop={"rounds": 2})
+    run_online(attached, tmp_path / "run", serial=True)
+    said = [r.getMessage() for r in caplog.records if "channel ABI 99" in r.getMessage()]
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert path.read_bytes() == bytes(foreign)
+    path.unlink()
