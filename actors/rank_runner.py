@@ -80,7 +80,6 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
         self.module = config.rl_module_spec.build()
         self.module.eval()
-        self._weights_version = 0
         self._ranks: dict[str, _Rank] = {}
         self._advance: Callable[[int], int] | None = env.get("advance")
         self._version: dict[int, int] = {}
@@ -113,7 +112,6 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             if isinstance(weights, ray.ObjectRef):
                 weights = ray.get(weights)
             self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
-            self._weights_version = int(state.get("weights_seq_no", self._weights_version))
 
     def get_metrics(self) -> Any:
         return self.metrics.reduce()
@@ -216,7 +214,6 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         if n == 0 or (context.keep and not context.round_end):
             # Nothing to decide. While decisions are kept, the policy is asked about new keys once a round.
             return Decided(
-                version=comm.version,
                 keys=comm.keys,
                 obs=np.zeros((n, observation.SIZE), np.float32),
                 actions=_in_force(comm),
@@ -251,7 +248,6 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         for i, key in enumerate(comm.keys):
             lstm[int(key)] = {k: after[k][i] for k in after}
         return Decided(
-            version=comm.version,
             keys=comm.keys,
             obs=obs,
             actions=actions.numpy(),

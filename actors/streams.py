@@ -24,7 +24,6 @@ ACTION_SPACE = gym.spaces.MultiDiscrete(list(policy.ACTION_HEADS))
 class Decided:
     """One communicator's decisions of one epoch, K keys; see ``dynamiccl_ray.policy`` for shapes."""
 
-    version: int
     keys: npt.NDArray[np.int64]
     obs: npt.NDArray[np.float32]
     actions: npt.NDArray[np.int64]
