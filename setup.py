@@ -26,6 +26,10 @@ class BuildWithPlugin(build_py):
         super().run()
         editable = getattr(self, "editable_mode", False)
         compile_native((ROOT if editable else Path(self.build_lib)) / "plugin_bridge" / "lib")
+        if not editable:
+            # A checkout reads the presets where they are.
+            presets = Path(self.build_lib) / "dynamiccl_ray" / "data" / "clusters"
+            shutil.copytree(ROOT / "experiments" / "clusters", presets, dirs_exist_ok=True)
 
 
 class PlatformWheel(bdist_wheel):

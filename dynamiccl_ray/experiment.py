@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
+from dynamiccl_ray.fabric.dynamics import Dynamics
+from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
 from dynamiccl_ray.observation import INTER_LINKS, INTRA_LINKS
 from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
@@ -61,17 +64,36 @@ class Event(PlayedEvent):
 
 
 class LoadEvent(PlayedEvent):
-    """A change of the load on the emulated fabric, against a fabric that is idle."""
+    """The load on the emulated fabric from here on; what is not given is as on an idle one. See ``fabric.load``."""
 
-    link_bandwidth: Positive = 1.0
-    """Bandwidth that is left on the network (inside the node, where there is one), as a share of 1."""
-    latency: Positive = 1.0
-    """Factor on the latency of its hops."""
+    intra_bandwidth: Positive = 1.0
+    """Bandwidth that is left inside a node, as a share of 1."""
+    inter_bandwidth: Positive = 1.0
+    """Bandwidth that is left on the network, as a share of 1."""
+    intra_latency: Positive = 1.0
+    """Factor on the latency of a hop inside a node."""
+    inter_latency: Positive = 1.0
+    """Factor on the latency of a hop between nodes."""
+    straggler: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """How much longer the slowest rank takes for its own work."""
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the network's packets that are lost."""
+
+    @property
+    def load(self) -> Load:
+        return Load(**{field.name: getattr(self, field.name) for field in fields(Load)})
 
     @property
     def name(self) -> str:
-        slower = f", latency x{self.latency:g}" if self.latency != 1 else ""
-        return f"links at {self.link_bandwidth:.0%}{slower}"
+        words = {
+            "intra_bandwidth": "links at {:.0%}",
+            "inter_bandwidth": "network at {:.0%}",
+            "intra_latency": "link latency x{:g}",
+            "inter_latency": "network latency x{:g}",
+            "straggler": "straggler x{:g}",
+            "loss": "{:.2%} loss",
+        }
+        return ", ".join(words[f].format(v) for f in words if (v := getattr(self, f)) != getattr(IDLE, f)) or "idle"
 
 
 class Processes(Section):
@@ -148,6 +170,8 @@ class EmulatedFabric(PlayedJob):
     noise_sigma: NotNegative = 0.02
     """Standard deviation of the log of a collective's time."""
     events: tuple[LoadEvent, ...] = ()
+    dynamics: Dynamics = Dynamics()
+    """What happens at random. Emulated ranks play scripted events only, and refuse it."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -156,6 +180,8 @@ class EmulatedFabric(PlayedJob):
     @model_validator(mode="after")
     def _playable(self) -> Self:
         self.cluster.nccl_belief(self.nodes)
+        if self.dynamics.failures.mean_gap is not None and (self.cluster.inter is None or self.cluster.inter.nics < 2):
+            raise ValueError(f"dynamics.failures: cluster {self.cluster.name} has no second network device per node")
         keys = Counter(key_of(calls.type, size, False) for calls in self.collectives for size in calls.sizes_bytes)
         if twice := [key_name(key) for key, count in keys.items() if count > 1]:
             raise ValueError(f"collectives: two sizes fall into the key {', '.join(twice)}; keys are an eighth octave")

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.experiment import EmulatedFabric, Event, MeasuredFabric, PlayedJob
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, p5en_belief
-from dynamiccl_ray.fabric.physics import IDLE, OWN_CHUNK_BYTES, Load, Physics
+from dynamiccl_ray.fabric.load import IDLE
+from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
 from dynamiccl_ray.table import key_of
 from plugin_bridge.emulation import HostKey, HostProgram
@@ -126,8 +128,10 @@ def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALU
 
 def _emulated(fabric: EmulatedFabric) -> _Layout:
     cluster = fabric.cluster
+    if not fabric.dynamics.still:
+        raise ConfigError("fabric.dynamics: emulated ranks play scripted events only; remove it, or script events")
     physics = Physics(cluster, fabric.nodes)
-    loads = [IDLE, *(Load(link_bandwidth=e.link_bandwidth, latency=e.latency) for e in fabric.events)]
+    loads = [IDLE, *(event.load for event in fabric.events)]
     time_us = np.concatenate(
         [np.stack([physics.time_us(c.type, c.sizes_bytes, load) for load in loads]) for c in fabric.collectives], 1
     )

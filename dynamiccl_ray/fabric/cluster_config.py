@@ -16,9 +16,12 @@ from dynamiccl_ray.knobs import Algorithm
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_yaml
 
 IntraLink = Literal["nvlink", "pcie", "c2c"]
-InterLink = Literal["ib", "roce", "efa", "slingshot", "tcp"]
+InterLink = Literal["nvswitch", "ib", "roce", "efa", "slingshot", "tcp"]
+TopologyClass = Literal["fat-tree", "torus", "hammingmesh"]
 CpuVendor = Literal["intel", "amd", "zhaoxin", "mixed", "arm", "power"]
 PathType = Annotated[int, Field(ge=0, le=10)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Tier = Annotated[int, Field(ge=0, le=4)]
 
 
 class PerProtocol(Section):
@@ -47,16 +50,52 @@ class InterNode(Section):
     """The network between nodes."""
 
     kind: InterLink
+    tier: Tier
+    """Of the network's nearest hop: 1 the same NVSwitch domain, 2 rack, 3 zone, 4 across data centres."""
     nics: Count
     """Devices per node."""
     nic_gb_per_s: Positive
     """What one device can send."""
-    channel_gb_per_s: PerProtocol
+    connection_gb_per_s: PerProtocol
     """Payload that one connection can move: a queue pair, or a TCP stream and the thread that copies for it."""
+    proxy_gb_per_s: PerProtocol
+    """Payload that the proxy of one GPU can move, over all its connections."""
     step_us: PerProtocol
     """From a GPU to one of another node, without the time the bytes take."""
     post_us: NotNegative = 0.0
-    """Work of the proxy thread of a GPU for one more channel in one step."""
+    """Work of the proxy thread of a GPU for one more connection in one step."""
+    recovery_us: NotNegative = 16.0
+    """What one lost packet costs the connection that lost it."""
+
+
+class Group(Section):
+    """Nodes behind one uplink: a rack, a pod, a data centre. Groups follow each other in node order."""
+
+    nodes: Count
+    """Nodes in each."""
+    tier: Tier
+    """Of a hop that leaves the group."""
+    gb_per_s: Positive
+    """What one group can send to the others: below the sum of its devices where the network is oversubscribed."""
+    step_us: NotNegative
+    """Added to a hop that leaves the group."""
+
+
+class Topology(Section):
+    """How the nodes' switches are connected, where that is not a fat-tree."""
+
+    kind: TopologyClass = "fat-tree"
+    dims: tuple[Count, ...] = ()
+    """Nodes per dimension of a torus; of a HammingMesh: the sides of a board, then boards in each direction."""
+    hop_us: NotNegative = 0.0
+    """What a hop through one more node, or one more switch, adds."""
+
+    @model_validator(mode="after")
+    def _shaped(self) -> Self:
+        wanted = {"fat-tree": "none", "torus": "2 or 3", "hammingmesh": "4"}[self.kind]
+        if str(len(self.dims) or "none") not in wanted:
+            raise ValueError(f"dims: {list(self.dims)} for {self.kind}; expected {wanted} of them")
+        return self
 
 
 class Nvls(Section):
@@ -68,6 +107,15 @@ class Nvls(Section):
     """What one channel can."""
     step_us: Positive
     """One reduction or one multicast, barriers included."""
+
+
+class InNetwork(Section):
+    """Aggregation in the network's switches: SHARP, or a programmable switch that NCCL reaches as CollNet."""
+
+    nic_gb_per_s: Positive
+    """Payload that one device can have aggregated."""
+    step_us: Positive
+    """Up to the switch that holds all contributions, and down again."""
 
 
 class GraphBelief(Section):
@@ -103,44 +151,78 @@ class ClusterBelief(Section):
     ring: GraphBelief
     tree: GraphBelief
     nvls: GraphBelief | None = None
+    collnet: GraphBelief | None = None
 
 
 class Cluster(Section):
     """Nodes that are alike, and the network between them."""
 
     name: str
-    gpus_per_node: Annotated[int, Field(ge=1, le=16)]
+    gpu: str = ""
+    """The GPU's name, for people."""
+    gpus_per_node: Annotated[int, Field(ge=1, le=72)]
+    sms: Count
+    """Streaming multiprocessors of a GPU: each channel of a collective takes one from the computation."""
     intra: IntraNode
     inter: InterNode | None = None
     """Absent: only one node can be played."""
+    groups: tuple[Group, ...] = ()
+    """From the smallest up."""
+    topology: Topology = Topology()
     nvls: Nvls | None = None
+    in_network: InNetwork | None = None
     launch_us: Positive
     """From the call to the first byte, and from the last byte to the end of the kernel."""
     channel_us: NotNegative
     """One more channel: a thread block to start and to wait for."""
+    chunk_us: PerProtocol
+    """Handshake of one chunk on one channel."""
+    overlap: Share = 0.5
+    """How much of the shorter one of latency and transfer hides behind the longer one."""
+    tree_share: Share = 0.6
+    """What a tree's thread block moves of a ring's: half of its threads reduce upwards, half broadcast downwards."""
     belief: ClusterBelief
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if (self.nvls is None) != (self.belief.nvls is None):
-            raise ValueError("nvls and belief.nvls: give both or neither")
+        for name in ("nvls", "collnet"):
+            real = self.nvls if name == "nvls" else self.in_network
+            if (real is None) != (getattr(self.belief, name) is None):
+                raise ValueError(
+                    f"{'nvls' if name == 'nvls' else 'in_network'} and belief.{name}: give both or neither"
+                )
         if self.nvls is not None and self.belief.nvls_channels is None:
             raise ValueError("belief.nvls_channels is required where there is nvls")
+        if self.inter is None and (self.groups or self.in_network):
+            raise ValueError("groups and in_network need a network (inter)")
+        sizes = [group.nodes for group in self.groups]
+        if sizes != sorted(set(sizes)):
+            raise ValueError(f"groups: nodes are {sizes}; each group must be larger than the one before")
         return self
 
-    def nccl_belief(self, nodes: int) -> Belief:
-        """NCCL's cost model of a communicator over all GPUs of ``nodes`` nodes.
-
-        Raises ValueError for more nodes than the cluster has a network for, or fewer than two GPUs.
-        """
+    def check(self, nodes: int) -> None:
+        """Raise ValueError for more nodes than the cluster has a network for, or fewer than two GPUs."""
         if nodes > 1 and self.inter is None:
             raise ValueError(f"cluster {self.name} has no network (inter), so nodes must be 1, not {nodes}")
         if nodes * self.gpus_per_node < 2:
             raise ValueError(f"{nodes} node of cluster {self.name} has one GPU; a collective needs two")
+
+    def tier(self, nodes: int) -> int:
+        """The farthest tier that a communicator over ``nodes`` nodes crosses; PCIe counts as 2, NVLink as 1."""
+        tiers = [2 if self.intra.kind == "pcie" and self.gpus_per_node > 1 else 1]
+        if self.inter is not None and nodes > 1:
+            tiers += [self.inter.tier, *(group.tier for group in self.groups if nodes > group.nodes)]
+        return max(tiers)
+
+    def nccl_belief(self, nodes: int) -> Belief:
+        """NCCL's cost model of a communicator over all GPUs of ``nodes`` nodes. Raises what ``check`` does."""
+        self.check(nodes)
         believed = self.belief
+        collnet = believed.collnet is not None and nodes > 1
         graphs = {a: self._graph(believed.ring, nodes) for a in Algorithm}
         graphs[Algorithm.TREE] = self._graph(believed.tree, nodes)
         graphs[Algorithm.NVLS] = graphs[Algorithm.NVLS_TREE] = self._graph(believed.nvls, nodes)
+        graphs[Algorithm.COLLNET_DIRECT] = graphs[Algorithm.COLLNET_CHAIN] = self._graph(believed.collnet, nodes)
         return Belief(
             Communicator(
                 nodes=nodes,
@@ -148,7 +230,7 @@ class Cluster(Section):
                 compute_capability=believed.compute_capability,
                 cpu_vendor=believed.cpu_vendor,
                 nvswitches=believed.nvswitches,
-                collnet=False,
+                collnet=collnet,
                 nvls=believed.nvls is not None,
                 tree_pattern_is_tree=False,
                 graphs=graphs,
@@ -160,7 +242,8 @@ class Cluster(Section):
     def _graph(self, graph: GraphBelief | None, nodes: int) -> Graph:
         inter = 0.0
         if graph is not None:
-            inter = graph.inter_gb_per_s or graph.intra_gb_per_s
+            # With one node the search has no network, and NCCL keeps one speed.
+            inter = (graph.inter_gb_per_s if nodes > 1 else None) or graph.intra_gb_per_s
             if nodes > 2:
                 inter = graph.inter_gb_per_s_beyond_2_nodes or inter
         return Graph(

@@ -1,31 +1,42 @@
-"""What happens: a small physical model of what a collective costs on a cluster, for every action at once.
+"""What happens: a physical model of what a collective costs on a cluster, for every configuration at once.
 
 It is the other half of ``dynamiccl_ray.fabric.belief``: NCCL's own cost model decides what NCCL does, this decides how
 long that takes. The two differ for physical reasons: real latencies of a hop that NCCL has one constant for, a thread
-block or a TCP stream that cannot fill a link alone, devices that several channels or two children of a tree share,
-the cost of starting channels, a pipeline that has to fill. First version, not calibrated; chunk sizes and threads are
-NCCL's own and are not priced.
+block or a TCP stream that cannot fill a link alone, devices that several channels share, the cost of starting
+channels, a pipeline that has to fill, and what others do to the network.
 
-Times are in us, sizes in bytes, bandwidths in GB/s.
+One equation prices all algorithms, which differ in their ``Pattern`` (``dynamiccl_ray.fabric.patterns``):
+
+    T = launch + channels + posts + L + B - overlap * min(L, B) + fill + chunks
+
+L sums the hops' latencies (the alpha-beta model of Thakur, Rabenseifner, Gropp 2005), B is a channel's share of the
+bytes over the slowest of all that it passes (the roofline of Williams, Waterman, Patterson 2009, with links shared
+evenly: max-min fairness, Bertsekas, Gallager 1992, section 6.5). Times are in us, sizes in bytes, bandwidths in GB/s.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dynamiccl_ray.fabric.cluster_config import Cluster, PerProtocol
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.cluster_config import Cluster, Group, PerProtocol
+from dynamiccl_ray.fabric.load import IDLE, Load
+from dynamiccl_ray.fabric.patterns import Pattern, pattern_of
 from dynamiccl_ray.knobs import (
     CHANNEL_VALUES,
     N_ALGORITHMS,
+    N_COLLECTIVES,
     N_PAIRS,
     N_PROTOCOLS,
     OWN_PAIR,
     Algorithm,
     Collective,
+    Protocol,
 )
 
 Float64 = NDArray[np.float64]
@@ -33,40 +44,37 @@ Int64 = NDArray[np.int64]
 
 # Share of the wire that is payload: LL stores 4 bytes of data with 4 of flag, LL128 120 with 8 (Hu et al. 2025,
 # "Demystifying NCCL").
-WIRE_EFFICIENCY: Final = np.array([1 / 2, 120 / 128, 1.0])[:, None]
-# Bytes that NCCL moves between two handshakes: an eighth of each protocol's buffer (src/include/device.h, NCCL_STEPS).
+WIRE_EFFICIENCY: Final = np.array([1 / 2, 120 / 128, 1.0])
+# Payload of one step of each protocol's buffer: an eighth of it (src/include/device.h, NCCL_STEPS), of LL half flags.
 OWN_CHUNK_BYTES: Final = np.array([16384, 460800, 524288])
-# A tree's thread block reduces upwards and broadcasts downwards with half of its threads each, so it moves less than a
-# ring's: 0.57 to 0.74 of it over one channel of p5en at 1 GiB (data/measured/aws_p5en_allreduce_nchannels.csv).
-TREE_ENGINE_SHARE: Final = 0.6
+# NCCL starts some pairs on smaller chunks, so that small messages are some chunks long: least and most bytes, until a
+# share is that many chunks (src/enqueue.cc, calcCollChunking, whose steps of two are smoothed here).
+_SHRUNK: Final = {
+    (Algorithm.TREE, Protocol.LL128): (32768, 460800),
+    (Algorithm.COLLNET_DIRECT, Protocol.SIMPLE): (32768, 524288),
+    (Algorithm.COLLNET_CHAIN, Protocol.SIMPLE): (32768, 262144),
+    (Algorithm.NVLS, Protocol.SIMPLE): (16384, 131072),
+    (Algorithm.NVLS_TREE, Protocol.SIMPLE): (16384, 131072),
+}
+_CHUNKS_OF_A_SHARE: Final = 8
+# Payload of a whole buffer: no chunk can be larger than the half of it that one slice fills.
+BUFFER_BYTES: Final = np.array([131072, 3686400, 4194304])
+# NCCL gives a channel no less traffic than this, of which an all-reduce has twice its bytes (src/enqueue.cc,
+# scheduleCollTasksToPlan). It counts whole channels; a fraction keeps more bytes from ever costing less.
+CHANNEL_BYTES: Final = 16384
+# Threads of a block at full size by protocol (src/graph/tuning.cc), and how what it moves grows with them: a copy loop
+# has a fixed number of bytes in flight per thread, so bandwidth grows as threads do until the memory is saturated
+# (Volkov 2010); the square root stands between the two.
+FULL_THREADS: Final = np.array([512, 640, 512])
+_THREAD_EXPONENT: Final = 0.5
+# Bytes of a packet that is lost and sent again: the usual MTU of InfiniBand and of jumbo frames.
+_PACKET_BYTES: Final = 4096
 # GB/s to bytes per us.
 _BYTES_PER_US: Final = 1e3
+# Items priced at a time, so that what is in between stays in the cache.
+_BLOCK: Final = 8192
 
-_AR, _AG, _RS = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What others leave of the network; of the links inside a node where there is only one node."""
-
-    link_bandwidth: float = 1.0
-    """Share of a link's bandwidth that is left, above 0."""
-    latency: float = 1.0
-    """Factor on the latency of a hop, above 0."""
-
-    def __post_init__(self) -> None:
-        """Raise ValueError on a factor that is not above 0 and finite."""
-        for name, value in vars(self).items():
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name} is {value}; it must be above 0, 1 for no change")
-
-
-IDLE: Final = Load()
-
-
-def _column(values: PerProtocol) -> Float64:
-    """(3, 1), to broadcast with (K, 3, C)."""
-    return np.array([[values.ll], [values.ll128], [values.simple]])
+_PER_NS: Final = 1 / _BYTES_PER_US
 
 
 class Physics:
@@ -75,56 +83,85 @@ class Physics:
     def __init__(self, cluster: Cluster, nodes: int) -> None:
         """Raises ValueError for more nodes than the cluster has a network for, or fewer than two GPUs."""
         self.cluster: Final = cluster
-        self.belief: Final = cluster.nccl_belief(nodes)
+        cluster.check(nodes)
         self.nodes: Final = nodes
         self.local: Final = cluster.gpus_per_node
         self.ranks: Final = nodes * cluster.gpus_per_node
-        # Hops from the leaves of a binary tree over the nodes to its root.
-        self._depth: Final = (nodes - 1).bit_length()
+        self._table: Final = _Table(cluster, nodes)
+
+    @cached_property
+    def belief(self) -> Belief:
+        """What NCCL thinks of the same GPUs."""
+        return self.cluster.nccl_belief(self.nodes)
+
+    def price_us(
+        self,
+        collective: ArrayLike,
+        nbytes: ArrayLike,
+        algorithm: ArrayLike,
+        protocol: ArrayLike,
+        channels: ArrayLike,
+        *,
+        threads: ArrayLike = 0,
+        chunk_bytes: ArrayLike = 0,
+        load: Load = IDLE,
+    ) -> Float64:
+        """Times of a batch of (collective, configuration) pairs; all arguments broadcast to its shape.
+
+        ``nbytes`` is NCCL's size (the full buffer for all-gather and reduce-scatter), ``channels`` at least 1;
+        ``threads`` of a block and ``chunk_bytes`` are NCCL's own where 0. NaN where the cluster has no such
+        algorithm for the collective. Raises ValueError for a number out of range.
+        """
+        batch = np.broadcast_shapes(
+            *(np.shape(x) for x in (collective, nbytes, algorithm, protocol, channels, threads, chunk_bytes)),
+            *(np.shape(x) for x in vars(load).values()),
+        )
+        _check("collective", collective, 0, N_COLLECTIVES - 1)
+        _check("nbytes", nbytes, 1, 2**62)
+        _check("algorithm", algorithm, 0, N_ALGORITHMS - 1)
+        _check("protocol", protocol, 0, N_PROTOCOLS - 1)
+        _check("channels", channels, 1, 64)
+        _check("threads", threads, 0, 1024)
+        _check("chunk_bytes", chunk_bytes, 0, 2**40)
+        times = np.empty(batch)
+        flat = times.reshape(-1)
+        inputs: list[NDArray[Any]] = [
+            _flat(x, batch)
+            for x in (collective, nbytes, algorithm, protocol, channels, threads, chunk_bytes, *vars(load).values())
+        ]
+        for start, stop in _blocks(flat.size):
+            flat[start:stop] = self._price(*(x if x.size == 1 else x[start:stop] for x in inputs))
+        return times
 
     def time_us(self, collective: Collective, nbytes: ArrayLike, load: Load = IDLE) -> Float64:
         """Times for sizes of shape (K,): (K, 22, 9) by pair and channels, as the action heads count them.
 
-        Sizes are NCCL's: the full buffer for all-gather and reduce-scatter. Pair 0 with channels 0 is what NCCL
-        itself chooses; a pair with channels 0 runs on the channels that NCCL gives it. NaN where the communicator
-        has no such pair, where it has fewer channels, and for other channels of pair 0. Raises ValueError for a
-        size below 1.
+        Pair 0 with channels 0 is what NCCL itself chooses; a pair with channels 0 runs on the channels that NCCL
+        gives it. NaN where the communicator has no such pair, where it has fewer channels, and for other channels of
+        pair 0. The load's fields are numbers, or of shape (K, 1). Raises ValueError for a size below 1.
         """
         sizes = np.asarray(nbytes, np.int64)
         if sizes.ndim != 1 or np.any(sizes < 1):
             raise ValueError(f"sizes are {sizes}; expected a vector of bytes, each at least 1")
-        shape = (len(sizes), N_ALGORITHMS, N_PROTOCOLS, len(CHANNEL_VALUES))
-        channels = self._channels(sizes)
-        grid = np.full(shape, np.nan)
-        payload = sizes.astype(np.float64)[:, None, None]
-        offered = self.belief.cost_table_us(collective, sizes) >= 0
-        for algorithm, price in (
-            (Algorithm.TREE, self._tree),
-            (Algorithm.RING, self._ring),
-            (Algorithm.NVLS, self._nvls),
-            (Algorithm.NVLS_TREE, self._nvls_tree),
-            (Algorithm.PAT, self._pat),
-        ):
-            if offered[:, algorithm].any():
-                grid[:, algorithm] = price(collective, payload, channels[:, algorithm], load)
-        grid = np.where(offered[..., None] & self._grantable(), grid, np.nan)
+        pairs = np.arange(N_ALGORITHMS * N_PROTOCOLS)
+        algorithm, protocol = np.divmod(pairs, N_PROTOCOLS)
+        offered = self.belief.cost_table_us(collective, sizes).reshape(len(sizes), -1) >= 0
+        keys, columns, counts = np.nonzero(offered[:, :, None] & self.grantable()[algorithm])
+        asked = np.array(CHANNEL_VALUES)[counts]
+        own, _ = self.belief.channels_and_warps(sizes[:, None], algorithm, protocol)
+        used = np.where(asked > 0, asked, np.maximum(1, own[keys, columns]))
+        spread = Load(**{k: v if np.ndim(v) == 0 else np.asarray(v)[keys, 0] for k, v in vars(load).items()})
         times = np.full((len(sizes), N_PAIRS, len(CHANNEL_VALUES)), np.nan)
-        times[:, OWN_PAIR + 1 :] = grid.reshape(len(sizes), N_PAIRS - 1, -1)
+        times[keys, columns + 1, counts] = self.price_us(
+            collective, sizes[keys], algorithm[columns], protocol[columns], used, load=spread
+        )
         choice = self.belief.choose(collective, sizes)
         chosen = OWN_PAIR + 1 + N_PROTOCOLS * choice.algorithm + choice.protocol
         times[:, OWN_PAIR, 0] = times[np.arange(len(sizes)), chosen, 0]
         return times
 
-    def _channels(self, sizes: Int64) -> Float64:
-        """(K, 7, 3, 9): channels that an action runs on; NCCL's own count where it asks for 0."""
-        pairs = np.arange(N_ALGORITHMS * N_PROTOCOLS)
-        own, _ = self.belief.channels_and_warps(sizes[:, None], pairs // N_PROTOCOLS, pairs % N_PROTOCOLS)
-        grid = np.tile(np.array(CHANNEL_VALUES, np.float64), (len(sizes), N_ALGORITHMS, N_PROTOCOLS, 1))
-        grid[..., 0] = np.maximum(1, own).reshape(len(sizes), N_ALGORITHMS, N_PROTOCOLS)
-        return grid
-
-    def _grantable(self) -> NDArray[np.bool_]:
-        """(7, 1, 9): channel counts that NCCL would really use if asked."""
+    def grantable(self) -> NDArray[np.bool_]:
+        """(7, 9): channel counts that NCCL would really use if asked, 0 included."""
         comm = self.belief.communicator
         most = np.full(N_ALGORITHMS, comm.channels or 1)
         most[[Algorithm.NVLS, Algorithm.NVLS_TREE]] = comm.nvls_channels or 0
@@ -132,149 +169,165 @@ class Physics:
         most[[Algorithm.COLLNET_DIRECT, Algorithm.COLLNET_CHAIN]] = 0
         if self.nodes > 1:
             most[Algorithm.NVLS] = 0
-        return np.asarray(np.array(CHANNEL_VALUES) <= most[:, None, None], np.bool_)
+        return np.asarray(np.array(CHANNEL_VALUES) <= most[:, None], np.bool_)
 
-    # ---- the parts ----
-
-    def _intra_step_us(self, load: Load) -> Float64:
-        factor = load.latency if self.nodes == 1 else 1.0
-        return _column(self.cluster.intra.step_us) * factor
-
-    def _inter_step_us(self, load: Load) -> Float64:
-        if self.nodes == 1 or self.cluster.inter is None:
-            return np.zeros((N_PROTOCOLS, 1))
-        return _column(self.cluster.inter.step_us) * load.latency
-
-    def _overhead_us(self, channels: Float64, inter_steps: float, *, posted: Float64 | None = None) -> Float64:
-        """The launch, and what each further channel adds.
-
-        A thread block per channel is started and waited for, and the proxy thread of a GPU posts the network steps
-        of its channels one after the other (NCCL, src/proxy.cc): the overhead o and gap g of LogP (Culler et al.
-        1993) paid per channel, which is why small messages suffer from many. ``posted`` is how many connections a
-        GPU's proxy serves: its part of the channels, if not given.
-        """
-        post = self.cluster.inter.post_us if self.cluster.inter is not None else 0.0
-        queued = (np.ceil(channels / self.local) if posted is None else posted) - 1
-        return np.asarray(
-            self.cluster.launch_us + self.cluster.channel_us * (channels - 1) + post * inter_steps * queued
-        )
-
-    def _us_per_byte(
-        self, channels: Float64, load: Load, *, gpu: float, nic: float, engine: float | None = None
+    def _price(
+        self,
+        collective: Int64,
+        nbytes: Int64,
+        algorithm: Int64,
+        protocol: Int64,
+        channels: Int64,
+        threads: Int64,
+        chunk_bytes: Int64,
+        intra_bandwidth: Float64,
+        inter_bandwidth: Float64,
+        intra_latency: Float64,
+        inter_latency: Float64,
+        straggler: Float64,
+        loss: Float64,
     ) -> Float64:
-        """Time per byte of one channel's share of the message: the slowest of all that the byte passes.
+        """One block; every argument of its length, or of length 1."""
+        cluster, t = self.cluster, self._table
+        index = (collective * N_ALGORITHMS + algorithm) * N_PROTOCOLS + protocol
+        full = FULL_THREADS[protocol]
+        speed = np.where(threads > 0, (np.minimum(threads, full) / full) ** _THREAD_EXPONENT, 1.0) / straggler
+        used = np.clip(nbytes * (2 / CHANNEL_BYTES), 1.0, channels)
+        share = nbytes / used
+        connections = used * t.connections[index]
+        resent = loss * t.recovery[index]
 
-        ``gpu`` and ``nic`` say how often each byte leaves a GPU and a node, ``engine`` how often the thread block
-        moves it, ``gpu`` times if not given. Links are shared evenly by the channels on them and a device by
-        ceil(channels / devices): the roofline of Williams, Waterman, Patterson (2009) over links, with max-min fair
-        sharing (Bertsekas, Gallager 1992, section 6.5).
-        """
-        intra = self.cluster.intra
-        left = load.link_bandwidth if self.nodes == 1 else 1.0
-        worst = (gpu if engine is None else engine) / _column(intra.channel_gb_per_s)
-        worst = np.maximum(worst, gpu * channels / (WIRE_EFFICIENCY * intra.gpu_gb_per_s * left))
-        if intra.node_gb_per_s is not None:
-            worst = np.maximum(worst, gpu * channels * self.local / (WIRE_EFFICIENCY * intra.node_gb_per_s * left))
-        return np.asarray(np.maximum(worst, self._nic(channels, load, nic)) / _BYTES_PER_US)
+        # ns per byte of a channel's share, by what could be the slowest of all that the byte passes.
+        inside = np.maximum(t.engine[index] / speed, np.maximum(t.gpu[index], t.node[index]) * used / intra_bandwidth)
+        device = t.device[index] * np.ceil(connections * t.per_nic) / inter_bandwidth
+        proxy = t.proxy[index] * np.ceil(connections * t.per_gpu) / speed
+        near = np.maximum(np.maximum(device, proxy), t.connection[index])
+        uplink = t.uplink[index] * used / inter_bandwidth
+        slowest = np.maximum(inside, np.maximum(near, uplink) + resent)
+        moving = share * slowest * _PER_NS
 
-    def _nic(self, channels: Float64, load: Load, crossings: float) -> Float64:
-        """The network's part of ``_us_per_byte``, in ns per byte."""
-        inter = self.cluster.inter
-        if self.nodes == 1 or inter is None:
-            return np.zeros_like(channels)
-        on_one_nic = np.ceil(channels / inter.nics)
-        shared = crossings * on_one_nic / (WIRE_EFFICIENCY * inter.nic_gb_per_s * load.link_bandwidth)
-        return np.asarray(np.maximum(shared, crossings / _column(inter.channel_gb_per_s)))
-
-    # ---- the algorithms ----
-
-    def _ring(self, collective: Collective, payload: Float64, channels: Float64, load: Load) -> Float64:
-        """Ring: 2(n-1) steps of N/n for all-reduce, n-1 for all-gather and reduce-scatter.
-
-        Thakur, Rabenseifner, Gropp 2005, section 4: (n-1) a + (n-1)/n N b. Of the steps, every (n/m)-th crosses to
-        another node of m, and each channel leaves a node once. Broadcast and reduce pass the message down the chain
-        of n-1 hops in chunks: n-1 latencies, the message, and n-2 chunks until the last rank has its first (the
-        pipelined linear broadcast of Barnett et al. 1993).
-        """
-        rounds = 2 if collective == _AR else 1
-        inter_steps = rounds * (self.nodes - 1)
-        intra_steps = rounds * (self.ranks - 1) - inter_steps
-        latency = intra_steps * self._intra_step_us(load) + inter_steps * self._inter_step_us(load)
-        fixed = self._overhead_us(channels, inter_steps) + latency
-        share = payload / channels
-        if collective in (_AR, _AG, _RS):
-            turns = rounds * (self.ranks - 1) / self.ranks
-            return np.asarray(fixed + share * self._us_per_byte(channels, load, gpu=turns, nic=turns))
-        per_byte = self._us_per_byte(channels, load, gpu=1, nic=1)
-        fill = (self.ranks - 2) * np.minimum(share, OWN_CHUNK_BYTES[:, None])
-        return np.asarray(fixed + (share + fill) * per_byte)
-
-    def _tree(self, collective: Collective, payload: Float64, channels: Float64, load: Load) -> Float64:
-        """Double binary tree between nodes, a chain inside each: up to reduce, down to broadcast.
-
-        Sanders, Speck, Traeff 2009: 2 a log m and, as every rank is an inner node of one tree only, 2 N b; used by
-        NCCL 2.4 (Jeaugey 2019). An inner node sends to a parent and two children, a leaf to a parent, so that over
-        the two trees each byte leaves a node twice; with two nodes there are no inner ones, and once. The pipeline
-        fills with one chunk per hop.
-        """
-        assert collective == _AR
-        hops = 2 * (self.local - 1 + self._depth)
-        inter_steps = 2 * self._depth
-        latency = (hops - inter_steps) * self._intra_step_us(load) + inter_steps * self._inter_step_us(load)
-        per_byte = self._us_per_byte(
-            channels, load, gpu=2, nic=2 if self.nodes > 2 else 1, engine=2 / TREE_ENGINE_SHARE
+        latency = (t.intra_us[index] * intra_latency + t.inter_us[index] * inter_latency) * straggler
+        part = share / t.parts[index]
+        own = np.clip(part / _CHUNKS_OF_A_SHARE, t.least_chunk[index], t.most_chunk[index])
+        chunk = np.where(chunk_bytes > 0, np.minimum(chunk_bytes, BUFFER_BYTES[protocol] // 2), own)
+        rounds = np.maximum(1.0, part / chunk)
+        passing = t.fills[index] * inside + t.inter_fills[index] * np.maximum(inside, near + resent)
+        passing += t.uplink_fills[index] * used / inter_bandwidth
+        filling = np.minimum(part, chunk) * passing * _PER_NS
+        fixed = (
+            cluster.launch_us
+            + cluster.channel_us * (used - 1)
+            + t.post_us[index] * (np.ceil(connections * t.per_gpu) - 1)
+            + t.chunk_us[index] * (rounds - 1) * straggler
         )
-        share = payload / channels
-        fill = max(0, hops - 2) / 2 * np.minimum(share, OWN_CHUNK_BYTES[:, None])
-        return np.asarray(self._overhead_us(channels, inter_steps) + latency + (share + fill) * per_byte)
+        return np.asarray(fixed + latency + moving - cluster.overlap * np.minimum(latency, moving) + filling)
 
-    def _nvls(self, collective: Collective, payload: Float64, channels: Float64, load: Load) -> Float64:
-        """NVLink SHARP on one node: the switch reduces what all GPUs hold and multicasts the result.
 
-        Klenk et al. 2020: each GPU sends its N once, and the 1/g of the result that it multicasts, instead of a
-        ring's 2(g-1)/g. All-gather only multicasts, reduce-scatter only reduces.
-        """
-        g = self.local
-        phases, volume = (2, 1 + 1 / g) if collective == _AR else (1, (g - 1) / g)
-        per_byte = self._switch_us_per_byte(channels, load, volume)
-        assert self.cluster.nvls is not None
-        latency = phases * self.cluster.nvls.step_us * load.latency
-        return np.asarray(self._overhead_us(channels, 0) + latency + payload / channels * per_byte)
+class _Table:
+    """The machine's numbers times the patterns' for every (collective, algorithm, protocol): (105,) each.
 
-    def _nvls_tree(self, collective: Collective, payload: Float64, channels: Float64, load: Load) -> Float64:
-        """NVLS inside each node and double binary trees between them, one 1/g of the message from each GPU.
+    NaN latencies mark what does not exist. Rates are in ns per byte of a channel's share.
+    """
 
-        The hierarchy of Klenk et al. 2020 over the trees of ``_tree``: every channel has a connection per GPU, so
-        that few channels fill all devices.
-        """
-        assert collective == _AR
-        assert self.cluster.nvls is not None
-        assert self.cluster.inter is not None
-        inter_steps = 2 * self._depth
-        crossings = 2 if self.nodes > 2 else 1
-        latency = 2 * self.cluster.nvls.step_us + inter_steps * self._inter_step_us(load)
-        connection = self._nic(channels * self.local, load, crossings / self.local) / _BYTES_PER_US
-        inside = self._switch_us_per_byte(channels, load, 1 + 1 / self.local)
-        per_byte = np.maximum(inside, connection)
-        share = payload / channels
-        fill = self._depth * np.minimum(share, OWN_CHUNK_BYTES[:, None]) * connection
-        return np.asarray(self._overhead_us(channels, inter_steps, posted=channels) + latency + share * per_byte + fill)
+    def __init__(self, cluster: Cluster, nodes: int) -> None:
+        patterns = [pattern_of(cluster, nodes, c, a) for c in Collective for a in Algorithm]
+        intra, inter, nvls = cluster.intra, cluster.inter if nodes > 1 else None, cluster.nvls
+        local = cluster.gpus_per_node
+        self.per_nic: Final = 1 / inter.nics if inter else 1.0
+        self.per_gpu: Final = 1 / local
 
-    def _switch_us_per_byte(self, channels: Float64, load: Load, volume: float) -> Float64:
-        nvls = self.cluster.nvls
-        assert nvls is not None
-        left = load.link_bandwidth if self.nodes == 1 else 1.0
-        rate = np.minimum(nvls.channel_gb_per_s, nvls.gpu_gb_per_s * left / channels)
-        return np.asarray(volume / rate / _BYTES_PER_US)
+        def each(field: str) -> Float64:
+            """(35, 1)"""
+            return np.array([[getattr(p or Pattern(), field)] for p in patterns], np.float64)
 
-    def _pat(self, collective: Collective, payload: Float64, channels: Float64, load: Load) -> Float64:
-        """Parallel aggregated trees, one GPU per node: all-gather and reduce-scatter in log n steps.
+        none = np.zeros(N_PROTOCOLS)
+        proto = {
+            "intra_step": _row(intra.step_us),
+            "inter_step": _row(inter.step_us) if inter else none,
+            "copy": 1 / _row(intra.channel_gb_per_s),
+        }
+        exists = np.array([[np.nan if p is None else 0.0] for p in patterns])
+        in_network = cluster.in_network.step_us if cluster.in_network else 0.0
+        network_us = (
+            each("inter_hops") * proto["inter_step"]
+            + each("extra_hops") * cluster.topology.hop_us
+            + each("in_network_hops") * in_network
+            + np.array([[sum(h * g.step_us for h, g in _zip(p, "group_hops", cluster))] for p in patterns])
+        )
+        switch_us = each("switch_hops") * (nvls.step_us if nvls else 0.0)
+        inside_us = exists + each("intra_hops") * proto["intra_step"] + switch_us
+        # Only simple exists for what the switches do.
+        only_simple = (each("switched") > 0) | (each("in_network_hops") > 0) | _is(patterns, Algorithm.PAT)
+        inside_us = np.where(only_simple & (np.arange(N_PROTOCOLS) != Protocol.SIMPLE), np.nan, inside_us)
+        self.intra_us: Final = inside_us.ravel()
+        self.inter_us: Final = np.broadcast_to(network_us, inside_us.shape).ravel()
 
-        Bruck et al. 1997: a ceil(log2 n) + (n-1)/n N b; NCCL 2.23 (Jeaugey 2025).
-        """
-        assert collective in (_AG, _RS)
-        share = payload / channels
-        turns = (self.ranks - 1) / self.ranks
-        per_byte = self._us_per_byte(channels, load, gpu=0, nic=turns, engine=turns)
-        latency = self._depth * self._inter_step_us(load)
-        return np.asarray(self._overhead_us(channels, self._depth) + latency + share * per_byte)
+        switched = each("switched") / (nvls.channel_gb_per_s if nvls else 1.0)
+        self.engine: Final = (each("copies") * proto["copy"] + switched).ravel()
+        through = each("switched") / (nvls.gpu_gb_per_s if nvls else 1.0)
+        self.gpu: Final = (each("out_of_gpu") / (WIRE_EFFICIENCY * intra.gpu_gb_per_s) + through).ravel()
+        bus = intra.node_gb_per_s
+        self.node: Final = (each("out_of_gpu") * local / (WIRE_EFFICIENCY * bus) if bus else 0 * self._ones()).ravel()
+        crossing = each("out_of_node") / each("connections")
+        nic = inter.nic_gb_per_s if inter else 1.0
+        device = np.broadcast_to(each("stretch") / (WIRE_EFFICIENCY * nic), (len(patterns), N_PROTOCOLS))
+        if inter and cluster.in_network:
+            slower = 1 / min(nic, cluster.in_network.nic_gb_per_s)
+            device = np.where(each("in_network_hops") > 0, slower, device)
+        self.device: Final = (crossing * device).ravel()
+        self.connection: Final = (crossing / (_row(inter.connection_gb_per_s) if inter else 1.0) * self._ones()).ravel()
+        self.proxy: Final = (crossing / (_row(inter.proxy_gb_per_s) if inter else 1.0) * self._ones()).ravel()
+        uplink = [[max([c / g.gb_per_s for c, g in _zip(p, "out_of_group", cluster)], default=0.0)] for p in patterns]
+        self.uplink: Final = (np.array(uplink) / WIRE_EFFICIENCY).ravel()
+        recovery = inter.recovery_us * _BYTES_PER_US / _PACKET_BYTES if inter else 0.0
+        self.recovery: Final = (crossing * recovery / WIRE_EFFICIENCY).ravel()
+        self.connections: Final = (each("connections") * self._ones()).ravel()
+        self.parts: Final = (each("parts") * self._ones()).ravel()
+        # LL and LL128 flag every line, so a thread block passes on what it has of a chunk; simple waits for all of it.
+        self.fills: Final = (each("fills") * (np.arange(N_PROTOCOLS) == Protocol.SIMPLE)).ravel()
+        self.inter_fills: Final = (each("inter_fills") * self._ones()).ravel()
+        late = [[sum(f / g.gb_per_s for f, g in _zip(p, "group_fills", cluster))] for p in patterns]
+        self.uplink_fills: Final = (np.array(late) / WIRE_EFFICIENCY).ravel()
+        post = inter.post_us if inter else 0.0
+        self.post_us: Final = ((each("inter_hops") + each("in_network_hops")) * post * self._ones()).ravel()
+        chunks = np.tile(OWN_CHUNK_BYTES, (2, N_COLLECTIVES, N_ALGORITHMS, 1))
+        for pair, bounds in _SHRUNK.items():
+            chunks[:, :, *pair] = np.array(bounds)[:, None]
+        self.least_chunk, self.most_chunk = chunks.reshape(2, -1)
+        self.chunk_us: Final = (np.maximum(1, each("copies") * each("parts")) * _row(cluster.chunk_us)).ravel()
+
+    @staticmethod
+    def _ones() -> Float64:
+        return np.ones((N_COLLECTIVES * N_ALGORITHMS, N_PROTOCOLS))
+
+
+def _is(patterns: list[Pattern | None], algorithm: Algorithm) -> NDArray[np.bool_]:
+    return np.asarray(np.arange(len(patterns))[:, None] % N_ALGORITHMS == algorithm, np.bool_)
+
+
+def _zip(pattern: Pattern | None, field: str, cluster: Cluster) -> list[tuple[float, Group]]:
+    values = () if pattern is None else getattr(pattern, field)
+    return list(zip(values, cluster.groups, strict=False))
+
+
+def _row(values: PerProtocol) -> Float64:
+    """(3,), by protocol."""
+    return np.array([values.ll, values.ll128, values.simple])
+
+
+def _check(name: str, values: ArrayLike, least: int, most: int) -> None:
+    numbers = np.asarray(values)
+    if numbers.size and (numbers.min() < least or numbers.max() > most):
+        wrong = numbers[(numbers < least) | (numbers > most)].flat[0]
+        raise ValueError(f"{name} holds {wrong}; it must be from {least} to {most}")
+
+
+def _flat(values: ArrayLike, shape: tuple[int, ...]) -> NDArray[Any]:
+    """One-dimensional and of the batch's size, or of size 1."""
+    array = np.asarray(values)
+    return array.reshape(-1) if array.size == 1 else np.broadcast_to(array, shape).reshape(-1)
+
+
+def _blocks(n: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, n, _BLOCK):
+        yield start, min(n, start + _BLOCK)

@@ -24,8 +24,8 @@ def _short(job: str, **changes: Any) -> Any:
         "processes": {"nodes": 2, "ranks_per_node": 2},
         "rate_hz": 0,
         "collectives": [
-            {"collective": "all_reduce", "sizes_bytes": [4096, 1 << 22, 1 << 24]},
-            {"collective": "all_gather", "sizes_bytes": [1 << 16, 1 << 20]},
+            {"collective": "all_reduce", "sizes_bytes": [4096, 1 << 23]},
+            {"collective": "all_gather", "sizes_bytes": [1 << 17, 1 << 20, 1 << 22]},
         ],
         "events": [],
     }
@@ -39,7 +39,7 @@ def test_channels_are_learned_and_applied(tmp_path: Path, job: str) -> None:
     assert summary["agreement_violations"] == 0
     assert summary["dropped_records"] == 0
     ratio = summary["geomean_vs_oracle"]
-    assert ratio["default"] > 1.2
+    assert ratio["default"] > 1.1
     assert ratio["learned"] - 1 < 0.5 * (ratio["default"] - 1)
     assert "vendor" not in ratio
     assert all(row["vendor_us"] is None for row in summary["keys"])

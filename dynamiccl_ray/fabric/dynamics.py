@@ -1,0 +1,121 @@
+"""What happens to a fabric on its own: flows that come and go, shifts, slow ranks, loss, failures, other jobs.
+
+This is what an experiment says; ``dynamiccl_ray.fabric.load_streams`` plays it. Time is counted in collectives of a
+stream. All processes are off by default and independent of each other.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
+
+Float64 = NDArray[np.float64]
+
+Length = Annotated[float, Field(ge=2, allow_inf_nan=False)]
+ShareOfLink = Annotated[float, Field(gt=0, le=1)]
+
+
+class Episodes(Section):
+    """Something that comes and goes: a Markov chain of two states, whose stays are geometric."""
+
+    mean_gap: Length | None = None
+    """Collectives from its end to its next start, on average; without it, it never comes."""
+    mean_length: Length = 1000.0
+    """Collectives that it lasts, on average."""
+
+
+class Flows(Episodes):
+    """Traffic of others over the same links; each flow comes and goes on its own."""
+
+    count: Count = 8
+    share: ShareOfLink = 0.2
+    """Of the link, that one flow takes where it can; what is left is shared fairly."""
+    queueing: NotNegative = 0.1
+    """Wait for one packet ahead, as a share of a hop's latency. A link in use by rho has rho / (1 - rho) of them."""
+
+
+class OtherJob(Section):
+    """A training job next to this one: bursts at every step of its own."""
+
+    period: Length | None = None
+    """Collectives from burst to burst; without it there is no such job."""
+    duty: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Of the period, that a burst lasts."""
+    share: ShareOfLink = 0.5
+    """Of the network, that it takes where it can."""
+
+
+class Shifts(Section):
+    """Lasting changes of the network's bandwidth: another route, another neighbour."""
+
+    mean_gap: Length | None = None
+    least: ShareOfLink = 0.3
+    """The new bandwidth is log-uniform from this share of the link as built to all of it."""
+
+
+class SlowRanks(Episodes):
+    """One rank, any of them, takes longer for its own work."""
+
+    most: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
+    """How much longer is uniform from 1 to this."""
+
+
+class Degraded(Episodes):
+    """A cable or a transceiver that trains at a lower speed."""
+
+    bandwidth: ShareOfLink = 0.5
+
+
+class Lossy(Episodes):
+    """A link that drops packets."""
+
+    loss: Annotated[float, Field(gt=0, lt=1)] = 1e-3
+
+
+class Failures(Episodes):
+    """One network device of a node is down, and its traffic takes the others."""
+
+
+class Tail(Section):
+    """Rare collectives that take much longer, on top of log-normal noise."""
+
+    probability: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    index: Positive = 2.0
+    """Of the Pareto factor: 1 in x^index of the rare ones takes more than x times as long."""
+
+
+class Dynamics(Section):
+    """All that may happen to one fabric."""
+
+    network_flows: Flows = Flows()
+    node_flows: Flows = Flows()
+    """The same on the links inside the nodes."""
+    other_job: OtherJob = OtherJob()
+    shifts: Shifts = Shifts()
+    slow_ranks: SlowRanks = SlowRanks()
+    degraded: Degraded = Degraded()
+    lossy: Lossy = Lossy()
+    failures: Failures = Failures()
+    tail: Tail = Tail()
+
+    @property
+    def still(self) -> bool:
+        """Nothing ever happens."""
+        comes = (self.network_flows, self.node_flows, self.shifts, self.slow_ranks, self.degraded, self.lossy)
+        gaps = [process.mean_gap for process in (*comes, self.failures)]
+        return gaps == [None] * len(gaps) and self.other_job.period is None and self.tail.probability == 0
+
+
+def noise(rng: np.random.Generator, shape: tuple[int, ...], sigma: float, tail: Tail) -> Float64:
+    """Factors on times: log-normal with a Pareto tail, of the shape asked for; the median is 1.
+
+    Only draws above the median are ever stretched, so it stays where it is.
+    """
+    normal = rng.standard_normal(shape)
+    rare = (rng.random(shape) < 2 * tail.probability) & (normal > 0)
+    return np.asarray(np.exp(sigma * normal) * np.where(rare, (1 - rng.random(shape)) ** (-1 / tail.index), 1.0))
