@@ -5,7 +5,6 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -16,6 +15,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dynamiccl_ray.cli_fabric import fabric_app
+from dynamiccl_ray.cli_output import AsJson, console, emit, show
+from dynamiccl_ray.cli_workload import workload_app
 from dynamiccl_ray.errors import DynamicclError
 
 app = typer.Typer(
@@ -26,17 +28,13 @@ app = typer.Typer(
 )
 plugin_app = typer.Typer(no_args_is_help=True, help="The NCCL plugin of this installation.")
 bench_app = typer.Typer(no_args_is_help=True, help="The budgets, measured on this machine.")
-fabric_app = typer.Typer(no_args_is_help=True, help="NCCL's cost model and the models of what really happens.")
 app.add_typer(plugin_app, name="plugin")
 app.add_typer(bench_app, name="bench")
 app.add_typer(fabric_app, name="fabric")
+app.add_typer(workload_app, name="workload")
 
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
 Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
-
-# Progress and complaints go to stderr, so that stdout can be piped.
-console = Console(stderr=True)
 
 
 def main() -> None:
@@ -46,10 +44,6 @@ def main() -> None:
     except DynamicclError as e:
         console.print(f"[bold red]error:[/] {e}", highlight=False, soft_wrap=True)
         sys.exit(2)
-
-
-def _emit(document: Any) -> None:
-    sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")
 
 
 def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None, as_json: bool) -> None:
@@ -63,7 +57,7 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
         report = write_report(directory)
     summary["report"] = str(report)
     if as_json:
-        _emit(summary)
+        emit(summary)
         return
     out_console = Console()
     out_console.print(terminal_table(summary))
@@ -170,7 +164,7 @@ def explain(
 
     explanation = explain_run(run, key)
     if as_json:
-        _emit(explanation)
+        emit(explanation)
     else:
         for table in explanation_table(explanation):
             Console().print(table)
@@ -186,7 +180,7 @@ def doctor(
 
     checks = diagnose(fix=fix)
     if as_json:
-        _emit({"checks": [c.__dict__ for c in checks], "ok": all(c.status != "fail" for c in checks)})
+        emit({"checks": [c.__dict__ for c in checks], "ok": all(c.status != "fail" for c in checks)})
     else:
         colour = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in checks:
@@ -204,7 +198,7 @@ def plugin_path(as_json: AsJson = False) -> None:
     from plugin_bridge.doctor import require_plugin
 
     path = str(require_plugin())
-    _emit({"path": path}) if as_json else print(path)
+    emit({"path": path}) if as_json else print(path)
 
 
 @plugin_app.command("env")
@@ -217,7 +211,7 @@ def plugin_env(
 
     variables = plugin_variables(job)
     if as_json:
-        _emit(variables)
+        emit(variables)
     else:
         for name, value in variables.items():
             print(f"export {name}={value}")
@@ -228,7 +222,7 @@ def bench_plugin(as_json: AsJson = False) -> None:
     """Nanoseconds that the plugin adds to a collective."""
     from plugin_bridge.bench import bench_plugin as bench
 
-    _show(bench(), as_json)
+    show(bench(), as_json)
 
 
 @bench_app.command("channel")
@@ -236,7 +230,7 @@ def bench_channel(as_json: AsJson = False) -> None:
     """Records per second through the shared-memory ring."""
     from plugin_bridge.bench import bench_channel as bench
 
-    _show(bench(), as_json)
+    show(bench(), as_json)
 
 
 @bench_app.command("activation")
@@ -246,32 +240,15 @@ def bench_activation(
     """From new weights to the new table in force on all ranks."""
     from trainers.bench_activation import bench_activation as bench
 
-    _show(bench(repeats), as_json)
+    show(bench(repeats), as_json)
 
 
-@fabric_app.command("belief")
-def fabric_belief(
-    cases: Annotated[Path, typer.Option(help="Communicators and their graphs, as in nccl_cost_model/cases.csv.")],
-    out: Annotated[Path, typer.Option(help="Directory for latbw.csv and choice.csv.")],
-    as_json: AsJson = False,
-) -> None:
-    """NCCL's own predictions and choices for communicators that a CSV describes."""
-    from dynamiccl_ray.errors import ConfigError
-    from dynamiccl_ray.fabric.belief import write_belief
+@bench_app.command("fabric")
+def bench_fabric(as_json: AsJson = False) -> None:
+    """Configurations per second that the physical model prices, and the memory that takes."""
+    from dynamiccl_ray.fabric.bench import bench_fabric as bench
 
-    try:
-        write_belief(cases, out)
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"fabric belief: {e}") from None
-    _show({"latbw": str(out / "latbw.csv"), "choice": str(out / "choice.csv")}, as_json)
-
-
-def _show(document: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        _emit(document)
-        return
-    for name, value in document.items():
-        Console().print(f"{name}: {value}", highlight=False)
+    show(bench(), as_json)
 
 
 if __name__ == "__main__":
