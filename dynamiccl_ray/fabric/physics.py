@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -112,23 +112,9 @@ class Physics:
         ``threads`` of a block and ``chunk_bytes`` are NCCL's own where 0. NaN where the cluster has no such
         algorithm for the collective. Raises ValueError for a number out of range.
         """
-        batch = np.broadcast_shapes(
-            *(np.shape(x) for x in (collective, nbytes, algorithm, protocol, channels, threads, chunk_bytes)),
-            *(np.shape(x) for x in vars(load).values()),
-        )
-        _check("collective", collective, 0, N_COLLECTIVES - 1)
-        _check("nbytes", nbytes, 1, 2**62)
-        _check("algorithm", algorithm, 0, N_ALGORITHMS - 1)
-        _check("protocol", protocol, 0, N_PROTOCOLS - 1)
-        _check("channels", channels, 1, 64)
-        _check("threads", threads, 0, 1024)
-        _check("chunk_bytes", chunk_bytes, 0, 2**40)
+        inputs, batch = self._inputs(collective, nbytes, algorithm, protocol, channels, threads, chunk_bytes, load)
         times = np.empty(batch)
         flat = times.reshape(-1)
-        inputs: list[NDArray[Any]] = [
-            _flat(x, batch)
-            for x in (collective, nbytes, algorithm, protocol, channels, threads, chunk_bytes, *vars(load).values())
-        ]
         for start, stop in _blocks(flat.size):
             flat[start:stop] = self._price(*(x if x.size == 1 else x[start:stop] for x in inputs))
         return times
@@ -160,6 +146,31 @@ class Physics:
         times[:, OWN_PAIR, 0] = times[np.arange(len(sizes)), chosen, 0]
         return times
 
+    def link_shares(
+        self,
+        collective: ArrayLike,
+        nbytes: ArrayLike,
+        algorithm: ArrayLike,
+        protocol: ArrayLike,
+        channels: ArrayLike,
+        *,
+        load: Load = IDLE,
+    ) -> dict[str, Float64]:
+        """Share of a collective's time in which its links carry its bytes, from 0 to 1, by kind of link.
+
+        ``gpu`` is what joins a node's GPUs (their own links, or the bus that they share), ``device`` a network device,
+        ``uplink`` what a group of nodes shares. Takes and raises what ``price_us`` does; each array has the batch's
+        shape, NaN where ``price_us`` is. A link near 1 is what the collective waits for.
+        """
+        inputs, batch = self._inputs(collective, nbytes, algorithm, protocol, channels, 0, 0, load)
+        demand = self._demand(*(inputs[i] for i in (0, 1, 2, 3, 4)), *inputs[7:9])
+        price = self._price(*inputs)
+        carried = {"gpu": demand.links, "device": demand.device, "uplink": demand.uplink}
+        return {
+            name: np.broadcast_to(demand.share * rate * _PER_NS / price, max(price.shape, (1,))).reshape(batch)
+            for name, rate in carried.items()
+        }
+
     def grantable(self) -> NDArray[np.bool_]:
         """(7, 9): channel counts that NCCL would really use if asked, 0 included."""
         comm = self.belief.communicator
@@ -170,6 +181,57 @@ class Physics:
         if self.nodes > 1:
             most[Algorithm.NVLS] = 0
         return np.asarray(np.array(CHANNEL_VALUES) <= most[:, None], np.bool_)
+
+    def _inputs(
+        self,
+        collective: ArrayLike,
+        nbytes: ArrayLike,
+        algorithm: ArrayLike,
+        protocol: ArrayLike,
+        channels: ArrayLike,
+        threads: ArrayLike,
+        chunk_bytes: ArrayLike,
+        load: Load,
+    ) -> tuple[list[NDArray[Any]], tuple[int, ...]]:
+        """What ``_price`` takes, each flat and of the batch's size or of size 1; and the batch's shape."""
+        limits = (
+            ("collective", collective, 0, N_COLLECTIVES - 1),
+            ("nbytes", nbytes, 1, 2**62),
+            ("algorithm", algorithm, 0, N_ALGORITHMS - 1),
+            ("protocol", protocol, 0, N_PROTOCOLS - 1),
+            ("channels", channels, 1, 64),
+            ("threads", threads, 0, 1024),
+            ("chunk_bytes", chunk_bytes, 0, 2**40),
+        )
+        for name, values, least, most in limits:
+            _check(name, values, least, most)
+        everything = [values for _, values, _, _ in limits] + list(vars(load).values())
+        batch = np.broadcast_shapes(*(np.shape(x) for x in everything))
+        return [_flat(x, batch) for x in everything], batch
+
+    def _demand(
+        self,
+        collective: Int64,
+        nbytes: Int64,
+        algorithm: Int64,
+        protocol: Int64,
+        channels: Int64,
+        intra_bandwidth: Float64,
+        inter_bandwidth: Float64,
+    ) -> _Demand:
+        t = self._table
+        index = (collective * N_ALGORITHMS + algorithm) * N_PROTOCOLS + protocol
+        used = np.clip(nbytes * (2 / CHANNEL_BYTES), 1.0, channels)
+        connections = used * t.connections[index]
+        return _Demand(
+            entry=index,
+            used=used,
+            share=nbytes / used,
+            connections=connections,
+            links=np.maximum(t.gpu[index], t.node[index]) * used / intra_bandwidth,
+            device=t.device[index] * np.ceil(connections * t.per_nic) / inter_bandwidth,
+            uplink=t.uplink[index] * used / inter_bandwidth,
+        )
 
     def _price(
         self,
@@ -189,21 +251,17 @@ class Physics:
     ) -> Float64:
         """One block; every argument of its length, or of length 1."""
         cluster, t = self.cluster, self._table
-        index = (collective * N_ALGORITHMS + algorithm) * N_PROTOCOLS + protocol
+        d = self._demand(collective, nbytes, algorithm, protocol, channels, intra_bandwidth, inter_bandwidth)
+        index, used, share = d.entry, d.used, d.share
         full = FULL_THREADS[protocol]
         speed = np.where(threads > 0, (np.minimum(threads, full) / full) ** _THREAD_EXPONENT, 1.0) / straggler
-        used = np.clip(nbytes * (2 / CHANNEL_BYTES), 1.0, channels)
-        share = nbytes / used
-        connections = used * t.connections[index]
         resent = loss * t.recovery[index]
 
         # ns per byte of a channel's share, by what could be the slowest of all that the byte passes.
-        inside = np.maximum(t.engine[index] / speed, np.maximum(t.gpu[index], t.node[index]) * used / intra_bandwidth)
-        device = t.device[index] * np.ceil(connections * t.per_nic) / inter_bandwidth
-        proxy = t.proxy[index] * np.ceil(connections * t.per_gpu) / speed
-        near = np.maximum(np.maximum(device, proxy), t.connection[index])
-        uplink = t.uplink[index] * used / inter_bandwidth
-        slowest = np.maximum(inside, np.maximum(near, uplink) + resent)
+        inside = np.maximum(t.engine[index] / speed, d.links)
+        proxy = t.proxy[index] * np.ceil(d.connections * t.per_gpu) / speed
+        near = np.maximum(np.maximum(d.device, proxy), t.connection[index])
+        slowest = np.maximum(inside, np.maximum(near, d.uplink) + resent)
         moving = share * slowest * _PER_NS
 
         latency = (t.intra_us[index] * intra_latency + t.inter_us[index] * inter_latency) * straggler
@@ -217,10 +275,27 @@ class Physics:
         fixed = (
             cluster.launch_us
             + cluster.channel_us * (used - 1)
-            + t.post_us[index] * (np.ceil(connections * t.per_gpu) - 1)
+            + t.post_us[index] * (np.ceil(d.connections * t.per_gpu) - 1)
             + t.chunk_us[index] * (rounds - 1) * straggler
         )
         return np.asarray(fixed + latency + moving - cluster.overlap * np.minimum(latency, moving) + filling)
+
+
+class _Demand(NamedTuple):
+    """What a batch asks of the links; rates in ns per byte of a channel's share."""
+
+    entry: Int64
+    """Into the table."""
+    used: Float64
+    """Channels."""
+    share: Float64
+    """Bytes of one."""
+    connections: Float64
+    """Out of a node."""
+    links: Float64
+    """Inside a node."""
+    device: Float64
+    uplink: Float64
 
 
 class _Table:

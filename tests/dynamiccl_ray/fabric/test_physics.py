@@ -244,3 +244,31 @@ def test_numbers_out_of_range_are_refused(changes: dict[str, int], message: str)
 def test_a_load_out_of_range_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} is {value:g}; it must be"):
         Load(**{field: [0.5 if field == "loss" else 1.0, value]})
+
+
+@settings(max_examples=60)
+@given(physics=machines(), collective=collectives, nbytes=sizes, channels=channel_counts, load=loads())
+def test_a_link_is_busy_for_at_most_all_of_the_time(
+    physics: Physics, collective: Collective, nbytes: int, channels: int, load: dict[str, float]
+) -> None:
+    times = _all_pairs(physics, collective, nbytes, channels, load=Load(**load))
+    shares = physics.link_shares(collective, nbytes, ALGORITHM, PROTOCOL, channels, load=Load(**load))
+    assert set(shares) == {"gpu", "device", "uplink"}
+    for share in shares.values():
+        assert share.shape == times.shape
+        assert np.array_equal(np.isfinite(share), np.isfinite(times))
+        known = share[np.isfinite(share)]
+        assert np.all((known >= 0) & (known <= 1 + 1e-12))
+
+
+def test_the_link_that_a_large_message_waits_for_is_the_busy_one() -> None:
+    shares = Physics(CLUSTERS["wan-two-datacentres"], 16).link_shares(
+        Collective.ALL_REDUCE, 1 << 32, Algorithm.RING, Protocol.SIMPLE, 8
+    )
+    assert shares["uplink"] > 0.95
+    assert shares["device"] < 0.3
+    alone = Physics(CLUSTERS["l40s-pcie"], 1).link_shares(
+        Collective.ALL_REDUCE, 1 << 32, Algorithm.RING, Protocol.SIMPLE, 8
+    )
+    assert alone["gpu"] > 0.9
+    assert alone["device"] == alone["uplink"] == 0
