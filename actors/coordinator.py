@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from actors.messages import CommContext, Context, Member, Phase, RankEpoch
+from dynamiccl_ray import observation
 from dynamiccl_ray.agreement import Agreement, Answer, Decision, Store, decision_key
 from dynamiccl_ray.book import Alarm, KeyBook, Samples
 from dynamiccl_ray.experiment import Online
@@ -36,7 +37,7 @@ class Plan:
     run: str
     experiment: Online
     topology: dict[str, Any]
-    """Fields of ``Topology`` that no rank can know: links and NVLS."""
+    """Fields of ``Topology`` that no rank can know: links, tiers, NVLS."""
     played: frozenset[int] | None = None
     """Ranks that processes stand for, if not all of them."""
     valid: dict[int, Any] | None = None
@@ -422,7 +423,12 @@ class Coordinator:
             comms.append(
                 CommContext(
                     comm=comm_id,
-                    topology=Topology(ranks=member.ranks, nodes=member.nodes, **self.plan.topology),
+                    context=observation.Context(
+                        topology=Topology(ranks=member.ranks, nodes=member.nodes, **self.plan.topology),
+                        workload=self.plan.experiment.workload,
+                        scheduler=self.plan.experiment.scheduler,
+                        llm=self.plan.experiment.llm,
+                    ),
                     keys=comm.book.keys.copy(),
                     view=view,
                     reward=reward,

@@ -9,8 +9,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray import observation
 from dynamiccl_ray.agreement import Answer, Decision
-from dynamiccl_ray.observation import KeyView, Topology
+from dynamiccl_ray.observation import KeyView
 from dynamiccl_ray.table import Action
 
 
@@ -71,7 +72,7 @@ class CommContext:
     """One communicator's part of an epoch's context: all that decisions may depend on."""
 
     comm: int
-    topology: Topology
+    context: observation.Context
     keys: npt.NDArray[np.int64]
     view: KeyView
     reward: npt.NDArray[np.float64]

@@ -223,7 +223,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                 entropy=None,
                 learn=False,
             )
-        obs = observation.encode(comm.topology, comm.view)
+        obs = observation.encode(comm.context, comm.view)
         net: policy.PolicyNetwork = self.module.net
         initial = net.initial_state()
         state = {

@@ -87,7 +87,7 @@ class Streams:
         A decision that never came into force, or a key that did not run, has no reward: its stream ends before it and
         a new one begins, on every runner alike.
         """
-        after = observation.encode(comm.topology, comm.view)
+        after = observation.encode(comm.context, comm.view)
         row_of = {int(key): i for i, key in enumerate(comm.keys)}
         anew = []
         for i, key in enumerate(decided.keys.tolist()):

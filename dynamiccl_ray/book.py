@@ -7,7 +7,7 @@ rank's view.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,13 @@ class Alarm:
     """Collective whose sample crossed the threshold."""
 
 
+# Of a KeyBook: a new key gets a row of zeros.
+_GROWING: Final = (
+    *("_sum", "_square", "samples", "_chunk_sum", "chunk_samples", "_baseline_sum", "baseline_n"),
+    *("cost", "last_time", "idle", "skew", "total"),
+)
+
+
 class KeyBook:
     """Statistics of a growing set of keys; row i of every array is key ``keys[i]``.
 
@@ -69,10 +76,12 @@ class KeyBook:
         self.cusum = Cusum(arl0)
         shape = (0, N_PAIRS, N_CHANNELS)
         self._sum, self._square, self.samples = (np.zeros(shape) for _ in range(3))
+        self._chunk_sum, self.chunk_samples = (np.zeros((0, N_PAIRS, N_CHUNKS)) for _ in range(2))
         self._valid = np.zeros(shape, np.bool_)
         self._baseline_sum, self.baseline_n = np.zeros(0), np.zeros(0)
         self.cost = np.zeros((0, N_PAIRS))
         self.last_time, self.idle, self.skew = np.zeros(0), np.zeros(0), np.zeros(0)
+        self._fastest = np.full(0, np.inf)
         self.total = np.zeros(0, np.int64)
         self._old_baseline: Doubles | None = None
         self._watched: dict[int, Action] = {}
@@ -87,8 +96,7 @@ class KeyBook:
         collective_bytes = key_parts(key)[2]
         self.keys = np.append(self.keys, key)
         self.nbytes = np.append(self.nbytes, collective_bytes)
-        for name in ("_sum", "_square", "samples", "_baseline_sum", "baseline_n", "cost", "last_time", "idle",
-                     "skew", "total"):  # fmt: skip
+        for name in _GROWING:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros((1, *old.shape[1:]), old.dtype)]))
         allowed = self._allowed
@@ -97,6 +105,7 @@ class KeyBook:
         mask = allowed.copy()
         # Leaving NCCL alone is always possible.
         mask[OWN_PAIR, 0] = True
+        self._fastest = np.append(self._fastest, np.inf)
         self._valid = np.concatenate([self._valid, mask[None]])
         self.cusum.grow(len(self.keys))
         return len(self.keys) - 1
@@ -132,11 +141,14 @@ class KeyBook:
             self._sum[cell] += x.sum()
             self._square[cell] += (x * x).sum()
             self.samples[cell] += len(x)
+            self._chunk_sum[row, action.pair, action.chunk] += x.sum()
+            self.chunk_samples[row, action.pair, action.chunk] += len(x)
             if action == Action():
                 self._baseline_sum[row] += x.sum()
                 self.baseline_n[row] += len(x)
             self.nbytes[row] = samples.nbytes[mine][0]
             self.last_time[row] = x.mean()
+            self._fastest[row] = min(self._fastest[row], self.last_time[row])
             self.skew[row] = samples.skew[mine].mean()
             self.idle[row] = 0
             self.total[row] += len(x)
@@ -157,10 +169,14 @@ class KeyBook:
             scale = np.where(self.samples > 0, keep / self.samples, 0.0)
         # Old times are kept relative to the old baseline, and become relative to the new one in settle().
         self._old_baseline = self.baseline.copy()
+        self._fastest[:] = np.inf
         self._sum *= scale
         self._square *= scale
         self.samples = keep
-        for evidence in (self._sum, self._square, self.samples):
+        kept = np.minimum(self.chunk_samples, 1.0)
+        self._chunk_sum = self._chunk_sum * kept / np.maximum(self.chunk_samples, 1e-9)
+        self.chunk_samples = kept
+        for evidence in (self._sum, self._square, self.samples, self._chunk_sum, self.chunk_samples):
             evidence[:, OWN_PAIR, 0] = 0
         self._baseline_sum[:] = 0
         self.baseline_n[:] = 0
@@ -177,6 +193,8 @@ class KeyBook:
         mean = np.where(stale, self._sum + moved[:, None, None], self._sum)
         self._square = np.where(stale, mean**2, self._square)
         self._sum = mean
+        stale = (self.chunk_samples > 0) & (self.chunk_samples <= 1)
+        self._chunk_sum = np.where(stale, self._chunk_sum + moved[:, None, None], self._chunk_sum)
         self._old_baseline = None
 
     # -- answers --
@@ -188,9 +206,11 @@ class KeyBook:
 
     def log_ratio(self) -> Doubles:
         """(K, N_PAIRS, N_CHANNELS) mean log time of each action over the baseline; 0 where never measured."""
-        known = self.samples > 0
-        mean = self._sum / np.maximum(self.samples, 1e-9)
-        return np.where(known, mean - self.baseline[:, None, None], 0.0)
+        return self._ratio(self._sum, self.samples)
+
+    def _ratio(self, total: Doubles, samples: Doubles) -> Doubles:
+        mean = total / np.maximum(samples, 1e-9)
+        return np.where(samples > 0, mean - self.baseline[:, None, None], 0.0)
 
     def ruled_out(self) -> npt.NDArray[np.bool_]:
         """(K, N_PAIRS, N_CHANNELS) actions that the guardrail forbids: worse than NCCL's own with confidence."""
@@ -229,7 +249,10 @@ class KeyBook:
             cost=self.cost.astype(np.float32),
             evidence=self.log_ratio().astype(np.float32),
             samples=self.samples.astype(np.float32),
+            chunk_evidence=self._ratio(self._chunk_sum, self.chunk_samples).astype(np.float32),
+            chunk_samples=self.chunk_samples.astype(np.float32),
             cusum=self.cusum.score.astype(np.float32),
+            congestion=np.where(np.isfinite(self._fastest), self.last_time - self._fastest, 0.0).astype(np.float32),
             skew=self.skew.astype(np.float32),
             heat=heat,
             valid_channels=valid,

@@ -17,7 +17,15 @@ from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
-from dynamiccl_ray.observation import INTER_LINKS, INTRA_LINKS
+from dynamiccl_ray.observation import (
+    InterLink,
+    IntraLink,
+    Library,
+    Llm,
+    Scheduler,
+    TopologyClass,
+    Workload,
+)
 from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
 from dynamiccl_ray.table import key_name, key_of
 
@@ -153,6 +161,16 @@ class Calls(Section):
         return Collective[self.collective.upper()]
 
 
+def _beside(given: Any, info: ValidationInfo) -> Any:
+    """A path that is relative to the experiment; made absolute, because runners work elsewhere."""
+    if not isinstance(given, str | Path):
+        return given
+    path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; name a policy that `dynamiccl train` wrote")
+    return path
+
+
 def _cluster(given: Any, info: ValidationInfo) -> Any:
     """The cluster of a path, which is relative to the experiment; anything else is for Cluster to judge."""
     if not isinstance(given, str | Path):
@@ -192,9 +210,15 @@ class NcclFabric(Section):
     """A real job: its processes load the plugin, and are found by their job id on every node."""
 
     kind: Literal["nccl"]
-    intra: Literal[INTRA_LINKS] = "none"  # type: ignore[valid-type]
-    inter: Literal[INTER_LINKS] = "none"  # type: ignore[valid-type]
+    topology: TopologyClass = "fat-tree"
+    intra: IntraLink = "none"
+    inter: InterLink = "none"
     nvls: bool = False
+    tier_max: Annotated[int, Field(ge=0, le=4)] = 2
+    """The farthest tier that the job's communicators cross: 1 NVSwitch domain, 2 rack, 3 zone, 4 data centres."""
+    ina_active: bool = False
+    """Aggregation in the network carries the collectives."""
+    library: Library = "nccl"
 
 
 class Actions(Section):
@@ -311,6 +335,12 @@ class Online(Section):
     job: str = "default"
     """DYNAMICCL_JOB_ID of the training processes."""
     fabric: Annotated[MeasuredFabric | EmulatedFabric | NcclFabric, Field(discriminator="kind")]
+    workload: Workload = Workload()
+    """What the job does around its collectives, as far as it is known."""
+    scheduler: Scheduler = Scheduler()
+    llm: Llm = Llm()
+    policy: Annotated[Path, BeforeValidator(_beside)] | None = None
+    """A trained policy to start from, relative to this file; absent: one that has seen nothing."""
     actions: Actions = Actions()
     epochs: Epochs = Epochs()
     learning: Learning = Learning()

@@ -1,8 +1,8 @@
 """What the policy sees of one key at one decision epoch, and what it may choose.
 
-Each block is a typed record of arrays over keys; ``encode`` lays the blocks out in one float32 vector per key and
-``decode`` reads it back for ``dynamiccl explain``. Every number comes from the communicator, the experiment YAML, or
-an aggregate over all ranks, so that every rank sees the same observation.
+Static blocks (``Context``) come from the communicator, the cluster's description and the experiment YAML; dynamic ones
+(``KeyView``) are aggregated over all ranks, so that every rank sees the same observation. ``encode`` lays them out in
+one float32 vector per key and ``decode`` reads it back for ``dynamiccl explain``.
 
 Times enter as log ratios to the key's baseline (NCCL's own choice): negative is faster.
 """
@@ -10,34 +10,111 @@ Times enter as log ratios to the key's baseline (NCCL's own choice): negative is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_COLLECTIVES, N_PAIRS
+from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
 
 Floats = npt.NDArray[np.float32]
 
-INTRA_LINKS: Final = ("nvlink", "pcie", "c2c", "none")
-INTER_LINKS: Final = ("nvswitch", "ib", "roce", "efa", "slingshot", "tcp", "none")
+IntraLink = Literal["nvlink", "pcie", "c2c", "none"]
+InterLink = Literal["nvswitch", "ib", "roce", "efa", "slingshot", "tcp", "none"]
+TopologyClass = Literal[
+    "fat-tree", "bcube", "jellyfish", "dcell", "torus", "hammingmesh", "sip-ocs", "topoopt", "mixed"
+]
+Library = Literal["nccl", "rccl", "msccl", "gloo", "mpi", "other"]
+SyncMode = Literal["bsp", "ssp", "asp", "local-sgd", "decentralized", "hybrid", "fedavg"]
+Architecture = Literal["all-reduce", "parameter-server", "gossip"]
+Compression = Literal["none", "quantization", "top-k", "random-k", "sign", "low-rank", "combined"]
+Caller = Literal["bsp", "wfbp", "fused", "partitioned"]
+Role = Literal["none", "intra-stage", "inter-stage", "activation-send", "activation-receive"]
+GpuSharing = Literal["dedicated", "mps", "mig", "time-slice"]
+Parallelism = Literal["dp", "pp", "tp", "fsdp", "3d", "moe"]
+FaultTolerance = Literal["none", "ftar", "swarm", "oobleck"]
+
+INTRA_LINKS: Final = get_args(IntraLink)
+INTER_LINKS: Final = get_args(InterLink)
+N_TIERS: Final = 5
 N_CHANNELS: Final = len(CHANNEL_VALUES)
 N_CHUNKS: Final = len(CHUNK_VALUES)
 # A log ratio beyond this says no more than "far worse" or "far better".
 LOG_RATIO_LIMIT: Final = 2.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """Static; from the communicator and the cluster description."""
+class Topology(Section):
+    """From the communicator and the cluster's description."""
 
-    ranks: int
-    nodes: int
-    intra: str = "none"
-    """Link between the GPUs of a node, one of ``INTRA_LINKS``."""
-    inter: str = "none"
-    """Link between nodes, one of ``INTER_LINKS``."""
+    ranks: Count
+    nodes: Count
+    kind: TopologyClass = "fat-tree"
+    """How the nodes' switches are connected."""
+    intra: IntraLink = "none"
+    """Link between the GPUs of a node."""
+    inter: InterLink = "none"
+    """Link between nodes."""
+    tier_max: Annotated[int, Field(ge=0, le=4)] = 2
+    """The farthest tier that the communicator crosses."""
+    tier_mix: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)
+    """Share of the hops of a ring over the ranks in order that are of each tier."""
+    ina_active: bool = False
+    """Aggregation in the network carries the collectives."""
     nvls: bool = False
+    library: Library = "nccl"
+
+
+class Workload(Section):
+    """What the job does around its collectives."""
+
+    sync: SyncMode = "bsp"
+    tau: Count = 1
+    """Steps between two synchronisations, or the staleness that is allowed."""
+    architecture: Architecture = "all-reduce"
+    compression: Compression = "none"
+    rate: Positive = 1.0
+    """Bytes after compression over bytes before."""
+    caller: Caller = "wfbp"
+    """How the job's communication is pipelined with its computation."""
+    priority_critical: bool = False
+    intensity: Positive = 250.0
+    """Model intensity I: operations per parameter and sample."""
+    local_batch: Positive = 32.0
+    """M: samples per GPU and step."""
+    communication_ratio: NotNegative = 1.0
+    """f(N) / (M I), relative to 1/(250 x 32): how much of a step is communication."""
+
+
+class Scheduler(Section):
+    """Where in the pipeline the communicator is, and who shares the machine."""
+
+    stage: Annotated[int, Field(ge=0, le=63)] = 0
+    role: Role = "none"
+    priority: Annotated[int, Field(ge=0, le=7)] = 0
+    """Coflow class; 0 is the most urgent."""
+    sharing: GpuSharing = "dedicated"
+    template_active: bool = False
+    """A pipeline template of a fault-tolerant runtime is in force."""
+
+
+class Llm(Section):
+    """The model that is trained."""
+
+    parallelism: Parallelism = "dp"
+    """What the communicator is for."""
+    parameters: Positive = 1e8
+    fault_tolerance: FaultTolerance = "none"
+
+
+class Context(Section):
+    """Everything that does not change while a communicator lives."""
+
+    topology: Topology
+    workload: Workload = Workload()
+    scheduler: Scheduler = Scheduler()
+    llm: Llm = Llm()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +124,7 @@ class KeyView:
     collective: npt.NDArray[np.int64]
     """(K,) NCCL's function number."""
     nbytes: npt.NDArray[np.int64]
-    """(K,) message size."""
+    """(K,) size of the message that is sent: after compression."""
     pipelined: npt.NDArray[np.bool_]
     """(K,)"""
     last_time: Floats
@@ -62,12 +139,18 @@ class KeyView:
     """(K, N_PAIRS, N_CHANNELS) mean time seen with the action since the last shift; 0 where none."""
     samples: Floats
     """(K, N_PAIRS, N_CHANNELS) how many collectives that mean is made of."""
+    chunk_evidence: Floats
+    """(K, N_PAIRS, N_CHUNKS) the same by chunk, whatever the channels; 0 where none."""
+    chunk_samples: Floats
+    """(K, N_PAIRS, N_CHUNKS)"""
     cusum: Floats
     """(K,) drift score over its threshold, 1 is an alarm."""
+    congestion: Floats
+    """(K,) log of the last time over the least that the key has shown since the last shift, under any action."""
     skew: Floats
     """(K,) log of the slowest rank's time over the median rank's."""
-    heat: float
-    """Logits are divided by 1 + heat: 0 outside of adaptation, raised by a trigger and decaying."""
+    heat: float | Floats
+    """Or (K,). Logits are divided by 1 + heat: 0 outside of adaptation, raised by a trigger and decaying."""
     valid_channels: npt.NDArray[np.bool_]
     """(K, N_PAIRS, N_CHANNELS) what may be chosen; a pair with no valid channel count is not available."""
     valid_chunks: npt.NDArray[np.bool_]
@@ -75,26 +158,55 @@ class KeyView:
 
 
 PAIR_FIELDS: Final = ("available", "cost", "best", "known", "samples", "current")
-_SEGMENTS: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
+_STATIC: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("shape", (3,)),
+    ("kind", (len(get_args(TopologyClass)),)),
     ("intra", (len(INTRA_LINKS),)),
     ("inter", (len(INTER_LINKS),)),
+    ("tier_max", (N_TIERS,)),
+    ("tier_mix", (N_TIERS,)),
+    ("ina_active", (1,)),
     ("nvls", (1,)),
+    ("library", (len(get_args(Library)),)),
+    ("sync", (len(get_args(SyncMode)),)),
+    ("tau", (1,)),
+    ("architecture", (len(get_args(Architecture)),)),
+    ("compression", (len(get_args(Compression)),)),
+    ("rate", (1,)),
+    ("caller", (len(get_args(Caller)),)),
+    ("priority_critical", (1,)),
+    ("intensity", (1,)),
+    ("local_batch", (1,)),
+    ("communication_ratio", (1,)),
+    ("stage", (1,)),
+    ("role", (len(get_args(Role)),)),
+    ("priority", (1,)),
+    ("sharing", (len(get_args(GpuSharing)),)),
+    ("template_active", (1,)),
+    ("parallelism", (len(get_args(Parallelism)),)),
+    ("parameters", (1,)),
+    ("fault_tolerance", (len(get_args(FaultTolerance)),)),
+)
+_DYNAMIC: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("collective", (N_COLLECTIVES,)),
     ("log_bytes", (1,)),
     ("pipelined", (1,)),
     ("last_time", (1,)),
     ("idle", (1,)),
     ("cusum", (1,)),
+    ("congestion", (1,)),
     ("skew", (1,)),
     ("heat", (1,)),
     ("pairs", (N_PAIRS, len(PAIR_FIELDS))),
     ("channels", (N_PAIRS, N_CHANNELS, 2)),
+    ("chunks", (N_PAIRS, N_CHUNKS, 2)),
     ("valid_channels", (N_PAIRS, N_CHANNELS)),
     ("valid_chunks", (N_PAIRS, N_CHUNKS)),
 )
+_SEGMENTS: Final = _STATIC + _DYNAMIC
 _OFFSETS: Final = np.cumsum([0, *(int(np.prod(shape)) for _, shape in _SEGMENTS)]).tolist()
 SIZE: Final[int] = _OFFSETS[-1]
+STATIC_SIZE: Final[int] = _OFFSETS[len(_STATIC)]
 # Everything before the per-action features: what the recurrent part of the policy reads.
 HEAD_SIZE: Final[int] = _OFFSETS[[name for name, _ in _SEGMENTS].index("pairs")]
 N_PAIR_FIELDS: Final = len(PAIR_FIELDS)
@@ -108,33 +220,69 @@ def part(vector: Any, name: str) -> Any:
     raise KeyError(name)
 
 
-def encode(topology: Topology, keys: KeyView) -> Floats:
-    """Observations of shape (K, SIZE), float32, every entry within [-2, 4]."""
+def encode_context(context: Context) -> Floats:
+    """The static blocks, (STATIC_SIZE,) float32, every entry within [-2, 4]."""
+    out = np.zeros(STATIC_SIZE, np.float32)
+
+    def put(name: str, value: npt.ArrayLike) -> None:
+        part(out, name)[...] = value
+
+    def one_of(name: str, value: str, kinds: Any) -> None:
+        put(name, np.eye(len(get_args(kinds)))[get_args(kinds).index(value)])
+
+    topology, workload, scheduler, llm = context.topology, context.workload, context.scheduler, context.llm
+    per_node = max(1.0, topology.ranks / topology.nodes)
+    put("shape", [np.log2(topology.ranks) / 10, np.log2(topology.nodes) / 10, np.log2(per_node) / 4])
+    one_of("kind", topology.kind, TopologyClass)
+    one_of("intra", topology.intra, IntraLink)
+    one_of("inter", topology.inter, InterLink)
+    put("tier_max", np.eye(N_TIERS)[topology.tier_max])
+    put("tier_mix", topology.tier_mix)
+    put("ina_active", topology.ina_active)
+    put("nvls", topology.nvls)
+    one_of("library", topology.library, Library)
+    one_of("sync", workload.sync, SyncMode)
+    put("tau", np.log2(workload.tau) / 8)
+    one_of("architecture", workload.architecture, Architecture)
+    one_of("compression", workload.compression, Compression)
+    put("rate", np.clip(np.log10(workload.rate), -2, 2))
+    one_of("caller", workload.caller, Caller)
+    put("priority_critical", workload.priority_critical)
+    put("intensity", np.log10(workload.intensity) / 4)
+    put("local_batch", np.clip(np.log2(workload.local_batch) / 8, -2, 2))
+    put("communication_ratio", np.clip(np.log10(workload.communication_ratio + 1e-2), -2, 2))
+    put("stage", scheduler.stage / 16)
+    one_of("role", scheduler.role, Role)
+    put("priority", scheduler.priority / 8)
+    one_of("sharing", scheduler.sharing, GpuSharing)
+    put("template_active", scheduler.template_active)
+    one_of("parallelism", llm.parallelism, Parallelism)
+    put("parameters", np.clip(np.log10(llm.parameters) / 8, 0, 2))
+    one_of("fault_tolerance", llm.fault_tolerance, FaultTolerance)
+    return out
+
+
+def encode(context: Context | Floats, keys: KeyView) -> Floats:
+    """Observations of shape (K, SIZE), float32, every entry within [-2, 4].
+
+    ``context`` may be given encoded, (STATIC_SIZE,) or (K, STATIC_SIZE).
+    """
     n = len(keys.nbytes)
     out = np.zeros((n, SIZE), np.float32)
 
     def put(name: str, value: npt.ArrayLike) -> None:
         part(out, name)[...] = value
 
-    put(
-        "shape",
-        [
-            np.log2(topology.ranks) / 10,
-            np.log2(topology.nodes) / 10,
-            np.log2(max(1.0, topology.ranks / topology.nodes)) / 4,
-        ],
-    )
-    put("intra", np.eye(len(INTRA_LINKS))[INTRA_LINKS.index(topology.intra)])
-    put("inter", np.eye(len(INTER_LINKS))[INTER_LINKS.index(topology.inter)])
-    put("nvls", float(topology.nvls))
+    out[:, :STATIC_SIZE] = encode_context(context) if isinstance(context, Context) else context
     put("collective", np.eye(N_COLLECTIVES)[keys.collective])
     put("log_bytes", (np.log2(np.maximum(1, keys.nbytes)) / 40)[:, None])
     put("pipelined", keys.pipelined[:, None])
     put("last_time", _ratio(keys.last_time)[:, None])
     put("idle", (np.log1p(keys.idle_epochs) / 4)[:, None])
     put("cusum", np.clip(keys.cusum, 0, 2)[:, None])
+    put("congestion", np.clip(keys.congestion, 0, 2)[:, None])
     put("skew", np.clip(keys.skew, 0, 2)[:, None])
-    put("heat", keys.heat)
+    put("heat", np.reshape(keys.heat, (-1, 1)))
 
     known = keys.samples > 0
     best = np.where(known, keys.evidence, np.inf).min(-1)
@@ -154,6 +302,8 @@ def encode(topology: Topology, keys: KeyView) -> Floats:
         ),
     )
     put("channels", np.stack([np.where(known, _ratio(keys.evidence), 0.0), known], -1))
+    tried = keys.chunk_samples > 0
+    put("chunks", np.stack([np.where(tried, _ratio(keys.chunk_evidence), 0.0), tried], -1))
     put("valid_channels", keys.valid_channels)
     put("valid_chunks", keys.valid_chunks)
     return out
@@ -163,18 +313,49 @@ def decode(vector: Floats) -> dict[str, object]:
     """One encoded observation (SIZE,) as named numbers in their natural units."""
     shape = part(vector, "shape")
     pairs = part(vector, "pairs")
+
+    def kind(name: str, kinds: Any) -> str:
+        return str(get_args(kinds)[int(part(vector, name).argmax())])
+
+    def number(name: str) -> float:
+        return float(part(vector, name)[0])
+
     return {
         "ranks": round(2 ** (float(shape[0]) * 10)),
         "nodes": round(2 ** (float(shape[1]) * 10)),
-        "intra": INTRA_LINKS[int(part(vector, "intra").argmax())],
-        "inter": INTER_LINKS[int(part(vector, "inter").argmax())],
-        "nvls": bool(part(vector, "nvls")[0]),
+        "topology": kind("kind", TopologyClass),
+        "intra": kind("intra", IntraLink),
+        "inter": kind("inter", InterLink),
+        "tier_max": int(part(vector, "tier_max").argmax()),
+        "tier_mix": [float(x) for x in part(vector, "tier_mix")],
+        "ina_active": bool(number("ina_active")),
+        "nvls": bool(number("nvls")),
+        "library": kind("library", Library),
+        "sync": kind("sync", SyncMode),
+        "tau": round(2 ** (number("tau") * 8)),
+        "architecture": kind("architecture", Architecture),
+        "compression": kind("compression", Compression),
+        "rate": 10 ** number("rate"),
+        "caller": kind("caller", Caller),
+        "priority_critical": bool(number("priority_critical")),
+        "intensity": 10 ** (number("intensity") * 4),
+        "local_batch": 2 ** (number("local_batch") * 8),
+        "communication_ratio": 10 ** number("communication_ratio") - 1e-2,
+        "stage": round(number("stage") * 16),
+        "role": kind("role", Role),
+        "priority": round(number("priority") * 8),
+        "sharing": kind("sharing", GpuSharing),
+        "template_active": bool(number("template_active")),
+        "parallelism": kind("parallelism", Parallelism),
+        "parameters": 10 ** (number("parameters") * 8),
+        "fault_tolerance": kind("fault_tolerance", FaultTolerance),
         "collective": int(part(vector, "collective").argmax()),
-        "bytes": round(2 ** (float(part(vector, "log_bytes")[0]) * 40)),
-        "pipelined": bool(part(vector, "pipelined")[0]),
-        "last_time_ratio": float(np.exp(part(vector, "last_time")[0])),
-        "cusum": float(part(vector, "cusum")[0]),
-        "skew": float(np.exp(part(vector, "skew")[0])),
+        "bytes": round(2 ** (number("log_bytes") * 40)),
+        "pipelined": bool(number("pipelined")),
+        "last_time_ratio": float(np.exp(number("last_time"))),
+        "cusum": number("cusum"),
+        "congestion_ratio": float(np.exp(number("congestion"))),
+        "skew": float(np.exp(number("skew"))),
         "pairs": [dict(zip(PAIR_FIELDS, map(float, row), strict=True)) for row in pairs],
     }
 

@@ -11,6 +11,8 @@ emits the conditional logits of every pair at once, so log-probabilities, entrop
 
 from __future__ import annotations
 
+import pickle
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,14 +20,19 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, PAIR_FIELDS, part
+from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, PAIR_FIELDS, SIZE, part
 
 MASKED: Final = -1e9
 # Logits per unit of log time at the start, and what one unit of the learned parameter is worth: its gradient steps are
 # as small as everyone's, and it has far to go.
 EVIDENCE_WEIGHT: Final = 2.0
 EVIDENCE_SCALE: Final = 20.0
+# The same for NCCL's own prediction, of which a unit of the feature is four of log time.
+COST_WEIGHT: Final = 4.0
+# Of NCCL's own channels and chunk, in logits.
+OWN_BIAS: Final = 2.0
 ACTION_LOGITS: Final = N_PAIRS * (1 + N_CHANNELS + N_CHUNKS)
 ACTION_HEADS: Final = (N_PAIRS, N_CHANNELS, N_CHUNKS)
 
@@ -44,54 +51,100 @@ def split_logits(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 class PolicyNetwork(nn.Module):
     """Observations (B, T, observation.SIZE) -> action logits (B, T, ACTION_LOGITS) and values (B, T)."""
 
-    def __init__(self, hidden: int = 64) -> None:
+    def __init__(self, hidden: int = 64, experts: int = 4) -> None:
         super().__init__()
-        self.hidden = hidden
+        self.hidden, self.experts = hidden, experts
         # Pooled pair features tell the recurrent part how much is known without naming any pair.
         self.encoder = nn.Sequential(nn.Linear(HEAD_SIZE + 2 * N_PAIR_FIELDS, hidden), nn.Tanh())
         self.lstm = nn.LSTM(hidden, hidden, batch_first=True)
-        self.pair_scorer = nn.Sequential(nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, 1))
-        self.channel_scorer = nn.Sequential(
-            nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHANNELS)
-        )
+        # Experts by what the communicator is for: a job with three kinds of parallelism has several regimes of message
+        # sizes, and what is right for their mean is wrong for each.
+        self.gate = nn.Linear(_GATE_SIZE, experts)
+        self.expert = nn.Linear(hidden, experts * hidden)
+        self.pair_features = nn.Linear(N_PAIR_FIELDS, hidden, bias=False)
+        # What no feature says of a pair.
+        self.pair_names = nn.Parameter(torch.zeros(N_PAIRS, hidden))
+        self.heads = _last(hidden, 1 + N_CHANNELS + N_CHUNKS)
         # A measured time also counts directly: two pairs a few per cent apart look alike to a saturating network.
         self.evidence_weight = nn.Parameter(torch.tensor(EVIDENCE_WEIGHT / EVIDENCE_SCALE))
-        # Time measured and whether measured, per channel count.
+        # NCCL's belief is a guess: better than none where nothing was measured.
+        self.cost_weight = nn.Parameter(torch.tensor(COST_WEIGHT / EVIDENCE_SCALE))
+        # Time measured and whether measured, per channel count and per chunk.
         self.channel_evidence = nn.Linear(2, 1, bias=False)
-        self.chunk_scorer = nn.Sequential(nn.Linear(hidden + N_PAIR_FIELDS, hidden), nn.Tanh(), _last(hidden, N_CHUNKS))
+        self.chunk_evidence = nn.Linear(2, 1, bias=False)
+        # NCCL's own channels and chunk are where to start from.
+        self.own = nn.Parameter(torch.tensor([OWN_BIAS, OWN_BIAS]))
         self.value_head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
+        # How much there is to win grows with the share of a step that is communication, f(N) / (M I).
+        self.value_prior = nn.Parameter(torch.zeros(1))
 
     def initial_state(self) -> dict[str, Tensor]:
         """The LSTM state before a key's first epoch, each (layers, hidden)."""
         return {"h": torch.zeros(1, self.hidden), "c": torch.zeros(1, self.hidden)}
 
     def features(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """The LSTM's outputs (B, T, hidden) and its state after T, each (B, layers, hidden)."""
+        """What heads and values need, (B, T, hidden + 1), and the LSTM's state after T, each (B, layers, hidden)."""
         pairs = part(obs, "pairs")
         pooled = torch.cat([pairs.mean(-2), pairs.amax(-2)], -1)
         x = self.encoder(torch.cat([obs[..., :HEAD_SIZE], pooled], -1))
         h, c = (state[k].transpose(0, 1).contiguous() for k in ("h", "c"))
         out, (h, c) = self.lstm(x, (h, c))
+        out = torch.cat([out, part(obs, "communication_ratio")], -1)
         return out, {"h": h.transpose(0, 1), "c": c.transpose(0, 1)}
 
     def logits(self, obs: Tensor, features: Tensor) -> Tensor:
-        """Masked logits (B, T, ACTION_LOGITS)."""
+        """Masked logits (B, T, ACTION_LOGITS), normalised: they are the log-probabilities of each head's values."""
         pairs = part(obs, "pairs")
         cooling = 1 / (1 + part(obs, "heat")).unsqueeze(-1)
-        x = torch.cat([features.unsqueeze(-2).expand(*pairs.shape[:-1], self.hidden), pairs], -1)
+        gate = torch.softmax(self.gate(torch.cat([part(obs, name) for name in _GATED_BY], -1)), -1)
+        experts = self.expert(features[..., : self.hidden]).unflatten(-1, (self.experts, self.hidden))
+        mixed = (gate.unsqueeze(-1) * experts).sum(-2)
+        x = torch.tanh(mixed.unsqueeze(-2) + self.pair_features(pairs) + self.pair_names)
+        score, channels, chunks = torch.split(self.heads(x), [1, N_CHANNELS, N_CHUNKS], -1)
         valid = part(obs, "valid_channels") > 0
-        measured = pairs[..., PAIR_FIELDS.index("best")] * pairs[..., PAIR_FIELDS.index("known")]
-        score = self.pair_scorer(x).squeeze(-1) - EVIDENCE_SCALE * self.evidence_weight * measured
-        pair = (score * cooling.squeeze(-1)).masked_fill(~valid.any(-1), MASKED)
-        channels = self.channel_scorer(x) + self.channel_evidence(part(obs, "channels")).squeeze(-1)
+        known = pairs[..., PAIR_FIELDS.index("known")]
+        measured = pairs[..., PAIR_FIELDS.index("best")] * known
+        believed = pairs[..., PAIR_FIELDS.index("cost")] * (1 - known)
+        pair = score.squeeze(-1) - EVIDENCE_SCALE * (self.evidence_weight * measured + self.cost_weight * believed)
+        pair = (pair * cooling.squeeze(-1)).masked_fill(~valid.any(-1), MASKED)
+        channels = channels + self.channel_evidence(part(obs, "channels")).squeeze(-1)
+        channels = torch.cat([channels[..., :1] + self.own[0], channels[..., 1:]], -1)
         channels = (channels * cooling).masked_fill(~valid, MASKED)
-        chunks = (self.chunk_scorer(x) * cooling).masked_fill(part(obs, "valid_chunks") <= 0, MASKED)
+        chunks = chunks + self.chunk_evidence(part(obs, "chunks")).squeeze(-1)
+        chunks = torch.cat([chunks[..., :1] + self.own[1], chunks[..., 1:]], -1)
+        chunks = (chunks * cooling).masked_fill(part(obs, "valid_chunks") <= 0, MASKED)
+        # Once, and not again in each of log_prob and entropy: this is the most expensive step of an update.
+        pair, channels, chunks = (torch.log_softmax(x, -1) for x in (pair, channels, chunks))
         return torch.cat([pair, channels.flatten(-2), chunks.flatten(-2)], -1)
 
     def values(self, features: Tensor) -> Tensor:
         """Expected return (B, T), in the reward's units (log time)."""
-        values: Tensor = self.value_head(features)
-        return values.squeeze(-1)
+        values: Tensor = self.value_head(features[..., : self.hidden]).squeeze(-1)
+        return values + self.value_prior * features[..., -1]
+
+
+# What decides between the experts.
+_GATED_BY: Final = ("role", "parallelism")
+_GATE_SIZE: Final = sum(part(np.zeros(SIZE), name).size for name in _GATED_BY)
+
+
+def save(net: PolicyNetwork, path: Path) -> None:
+    """Weights and sizes, as ``load`` reads them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"hidden": net.hidden, "experts": net.experts, "weights": net.state_dict()}, path)
+
+
+def load(path: Path) -> PolicyNetwork:
+    """A saved network, ready to decide. Raises ConfigError for a file that is missing or holds something else."""
+    try:
+        saved = torch.load(path, weights_only=True)
+        net = PolicyNetwork(saved["hidden"], saved["experts"])
+        net.load_state_dict(saved["weights"])
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist; name a policy that `dynamiccl train` wrote") from None
+    except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as e:
+        raise ConfigError(f"{path} holds no policy of this version: {e}; train one with `dynamiccl train`") from None
+    return net.eval()
 
 
 def _last(inputs: int, outputs: int) -> nn.Linear:
@@ -104,8 +157,8 @@ def _last(inputs: int, outputs: int) -> nn.Linear:
 
 
 def log_prob(logits: Tensor, actions: Tensor) -> Tensor:
-    """Log-probability (...) of actions (..., 3) under logits (..., ACTION_LOGITS)."""
-    pair, channels, chunks = (torch.log_softmax(x, -1) for x in split_logits(logits))
+    """Log-probability (...) of actions (..., 3) under normalised logits (..., ACTION_LOGITS)."""
+    pair, channels, chunks = split_logits(logits)
     a = actions.long()
     chosen = a[..., 0:1]
     given = chosen.unsqueeze(-1)
@@ -115,8 +168,8 @@ def log_prob(logits: Tensor, actions: Tensor) -> Tensor:
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Exact entropy (...) of the joint action, in nats."""
-    pair, channels, chunks = (torch.log_softmax(x, -1) for x in split_logits(logits))
+    """Exact entropy (...) of the joint action under normalised logits, in nats."""
+    pair, channels, chunks = split_logits(logits)
     p = pair.exp()
     inner = -(channels.exp() * channels).sum(-1) - (chunks.exp() * chunks).sum(-1)
     return -(p * pair).sum(-1) + (p * inner).sum(-1)
@@ -134,6 +187,25 @@ def greedy(logits: Tensor) -> Tensor:
         ],
         -1,
     )
+
+
+def sample(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Actions (..., 3) drawn under normalised logits (..., ACTION_LOGITS), and their log-probabilities (...)."""
+    pair, channels, chunks = split_logits(logits)
+    chosen, log_p = _draw(pair, generator)
+    parts = [chosen]
+    for given in (channels, chunks):
+        index = chosen[..., None, None].expand(*chosen.shape, 1, given.shape[-1])
+        drawn, log_q = _draw(given.gather(-2, index).squeeze(-2), generator)
+        parts.append(drawn)
+        log_p = log_p + log_q
+    return torch.stack(parts, -1), log_p
+
+
+def _draw(log_p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    uniform = torch.rand(log_p.shape, generator=generator).clamp_(1e-12, 1 - 1e-7)
+    drawn = (log_p - torch.log(-torch.log(uniform))).argmax(-1, keepdim=True)
+    return drawn.squeeze(-1), log_p.gather(-1, drawn).squeeze(-1)
 
 
 def gumbel(seed: int, epoch: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -64,7 +64,7 @@ class Cusum:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros(keys - len(old))]))
 
-    def reset(self, keys: int | slice = slice(None)) -> None:
+    def reset(self, keys: int | slice | npt.NDArray[np.int64] = slice(None)) -> None:
         """Forgets everything about some keys, or all."""
         for name in self._ARRAYS:
             getattr(self, name)[keys] = 0

@@ -16,6 +16,7 @@ from dynamiccl_ray.experiment import EmulatedFabric, Event, MeasuredFabric, Play
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, p5en_belief
+from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.load import IDLE
 from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
@@ -37,7 +38,7 @@ class PlayedFabric:
     vendor_us: npt.NDArray[np.float64]
     """(K,) the vendor tuner's measured time in phase 0; NaN where there is none."""
     topology: dict[str, Any]
-    """The fields of ``observation.Topology`` that a communicator does not know: intra, inter, nvls."""
+    """The fields of ``observation.Topology`` that a communicator does not know."""
     gpus_per_node: int
     program: HostProgram
     ranks: tuple[int, ...]
@@ -147,11 +148,7 @@ def _emulated(fabric: EmulatedFabric) -> _Layout:
         time_us=time_us,
         sigma=np.where(np.isfinite(time_us), fabric.noise_sigma, np.nan),
         vendor_us=np.full(len(nbytes), np.nan),
-        topology={
-            "intra": cluster.intra.kind,
-            "inter": cluster.inter.kind if cluster.inter is not None and fabric.nodes > 1 else "none",
-            "nvls": cluster.nvls is not None,
-        },
+        topology=topology_of(cluster, fabric.nodes).model_dump(exclude={"ranks", "nodes"}),
     )
 
 
@@ -168,7 +165,7 @@ def _measured(fabric: MeasuredFabric) -> _Layout:
         time_us=time_us,
         sigma=sigma,
         vendor_us=base.vendor_us(nbytes),
-        topology={"intra": "nvlink", "inter": "efa", "nvls": True},
+        topology={"intra": "nvlink", "inter": "efa", "nvls": True, "tier_max": 3},
     )
 
 

@@ -50,7 +50,11 @@ def ppo_config(
                 module_class=ConfigurationModule,
                 observation_space=OBSERVATION_SPACE,
                 action_space=ACTION_SPACE,
-                model_config={"hidden": ppo.hidden, "max_seq_len": experiment.epochs.per_round},
+                model_config={
+                    "hidden": ppo.hidden,
+                    "policy": None if experiment.policy is None else str(experiment.policy),
+                    "max_seq_len": experiment.epochs.per_round,
+                },
             )
         )
         .training(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,10 +54,15 @@ class ActionDistribution(TorchDistribution):  # type: ignore[misc]
 
 
 class ConfigurationModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
-    """Agent-2. Model config: ``hidden`` units, ``max_seq_len`` epochs per training sequence."""
+    """Agent-2. Model config: ``hidden`` units, ``experts`` and ``max_seq_len``, epochs of a training sequence; or
+    ``policy``, the file of a trained one to start from, whose sizes then hold."""
 
     def setup(self) -> None:
-        self.net = policy.PolicyNetwork(self.model_config.get("hidden", 64))
+        trained = self.model_config.get("policy")
+        if trained is not None:
+            self.net = policy.load(Path(trained))
+        else:
+            self.net = policy.PolicyNetwork(self.model_config.get("hidden", 64), self.model_config.get("experts", 4))
         self.action_dist_cls = ActionDistribution
 
     def get_initial_state(self) -> dict[str, Any]:

@@ -118,7 +118,10 @@ def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
     return Plan(
         run=run,
         experiment=experiment,
-        topology={"intra": described.intra, "inter": described.inter, "nvls": described.nvls},
+        topology={
+            "kind": described.topology,
+            **described.model_dump(include={"intra", "inter", "nvls", "tier_max", "ina_active", "library"}),
+        },
     )
 
 

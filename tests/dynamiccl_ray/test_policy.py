@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from dynamiccl_ray import observation, policy
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, KeyView, Topology
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, KeyView, Topology
 
 
 def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:
@@ -28,6 +28,9 @@ def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:
         cost=rng.random((keys, N_PAIRS)).astype(np.float32),
         evidence=rng.normal(0, 1, (keys, N_PAIRS, N_CHANNELS)).astype(np.float32),
         samples=samples,
+        chunk_evidence=rng.normal(0, 1, chunks.shape).astype(np.float32),
+        chunk_samples=rng.integers(0, 3, chunks.shape).astype(np.float32),
+        congestion=rng.random(keys).astype(np.float32),
         cusum=rng.random(keys).astype(np.float32),
         skew=rng.random(keys).astype(np.float32),
         heat=float(rng.random()),
@@ -42,7 +45,8 @@ def _logits(seed: int) -> tuple[KeyView, torch.Tensor]:
     net = policy.PolicyNetwork(16)
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter)
-    obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8, intra="nvlink", inter="efa"), view))
+    context = Context(topology=Topology(ranks=64, nodes=8, intra="nvlink", inter="efa"))
+    obs = torch.from_numpy(observation.encode(context, view))
     with torch.no_grad():
         state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
         features, _ = net.features(obs.unsqueeze(1), state)
@@ -96,7 +100,7 @@ def test_an_untrained_policy_that_has_measured_nothing_is_close_to_uniform_over_
     view = _view(np.random.default_rng(0))
     view.samples[:] = 0
     net = policy.PolicyNetwork()
-    obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8), view)).unsqueeze(1)
+    obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=64, nodes=8)), view)).unsqueeze(1)
     state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
     with torch.no_grad():
         features, _ = net.features(obs, state)
@@ -109,7 +113,7 @@ def test_an_untrained_policy_that_has_measured_nothing_is_close_to_uniform_over_
 def test_observations_are_bounded_and_decode() -> None:
     rng = np.random.default_rng(7)
     view = _view(rng)
-    obs = observation.encode(Topology(ranks=64, nodes=8, intra="pcie", inter="ib", nvls=True), view)
+    obs = observation.encode(Context(topology=Topology(ranks=64, nodes=8, intra="pcie", inter="ib", nvls=True)), view)
     assert obs.shape == (5, observation.SIZE)
     assert np.isfinite(obs).all()
     assert np.abs(obs).max() <= 4
@@ -123,7 +127,7 @@ def test_observations_are_bounded_and_decode() -> None:
 def test_the_network_reads_its_history() -> None:
     net = policy.PolicyNetwork(16)
     view = _view(np.random.default_rng(1))
-    obs = torch.from_numpy(observation.encode(Topology(ranks=8, nodes=2), view)).unsqueeze(1)
+    obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=8, nodes=2)), view)).unsqueeze(1)
     state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
     first, after = net.features(obs, state)
     second, _ = net.features(obs, after)
@@ -140,7 +144,7 @@ def test_even_an_untrained_policy_leans_towards_what_was_measured_to_be_fast() -
     view.samples[0, (4, 5), 0] = 9
     view.evidence[0, 4, 0], view.evidence[0, 5, 0] = -1.0, 1.0
     net = policy.PolicyNetwork()
-    obs = torch.from_numpy(observation.encode(Topology(ranks=64, nodes=8), view)).unsqueeze(1)
+    obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=64, nodes=8)), view)).unsqueeze(1)
     features, _ = net.features(obs, {k: v.unsqueeze(0) for k, v in net.initial_state().items()})
     pair = policy.split_logits(net.logits(obs, features))[0][0, 0]
     assert pair[4] > pair[0] > pair[5]

@@ -88,7 +88,8 @@ def test_a_played_model_has_a_phase_per_load_and_only_channels_that_may_be_asked
     assert played.time_us.shape[:2] == (2, 9)
     asked = np.isfinite(played.time_us).any((0, 1, 2))
     assert [c for c, a in zip(CHANNEL_VALUES, asked, strict=True) if a] == [0, 8, 16]
-    assert played.topology == {"intra": "nvlink", "inter": "ib", "nvls": True}
+    links = {name: played.topology[name] for name in ("intra", "inter", "nvls", "tier_max")}
+    assert links == {"intra": "nvlink", "inter": "ib", "nvls": True, "tier_max": 2}
     assert np.isnan(played.vendor_us).all()
     idle, busy = played.time_us
     assert np.array_equal(np.isfinite(idle), np.isfinite(busy))
