@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -259,7 +259,8 @@ def _per_sample(
 # ---- the page ----
 
 
-def _render(run: Run, figures: dict[str, bytes]) -> str:
+def page_environment(filters: Mapping[str, Callable[..., str]]) -> jinja2.Environment:
+    """The package's templates, with these filters beside those that all pages use: ratio, times, count and bytes."""
     environment = jinja2.Environment(
         loader=jinja2.FunctionLoader(lambda name: (files("dynamiccl_ray") / "templates" / name).read_text("utf-8")),
         autoescape=True,
@@ -267,22 +268,30 @@ def _render(run: Run, figures: dict[str, bytes]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters: dict[str, Callable[..., str]] = {
-        "us": _us,
+    common: dict[str, Callable[..., str]] = {
         "ratio": lambda x: "-" if x is None else f"{x:.3f}",
         "times": lambda x: "-" if x is None else f"{x:.2f}\u00d7",
         "count": lambda n: f"{n:,}",
         "bytes": bytes_name,
-        "verdict": _verdict,
     }
-    environment.filters |= filters
+    environment.filters |= {**common, **filters}
+    return environment
+
+
+def inlined(figures: Mapping[str, bytes]) -> dict[str, str]:
+    """PNGs in base64, for data URLs."""
+    return {name: base64.b64encode(data).decode("ascii") for name, data in figures.items()}
+
+
+def _render(run: Run, figures: dict[str, bytes]) -> str:
+    environment = page_environment({"us": _us, "verdict": _verdict})
     return environment.get_template("report.html.j2").render(
         run=run,
         summary=run.summary,
         experiment=run.experiment,
         stages=run.stages,
         roles=ROLES,
-        images={name: base64.b64encode(data).decode("ascii") for name, data in figures.items()},
+        images=inlined(figures),
         detections=detections(run.summary),
         safety=_safety(run),
         means=[(s, *_means(s)) for s in run.stages],

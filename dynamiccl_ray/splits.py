@@ -1,0 +1,76 @@
+"""The scenarios of a curriculum: what its stages learn from, and what a policy is judged on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.curriculum import Curriculum, Stage
+from dynamiccl_ray.fabric.clusters import p5en_all_reduce
+from dynamiccl_ray.fabric.describe import topology_of
+from dynamiccl_ray.fabric.measured import MeasuredFabric, playable_keys
+from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.scenario import Scenario, measured
+from dynamiccl_ray.scenario_sampling import Sampling, sample_scenarios
+
+MEASURED_NODES: Final = (4, 8, 16, 32)
+"""Numbers of p5en nodes whose measured tables a policy is judged on; nothing learns from a table."""
+HELD_OUT: Final = "held out"
+_MEASURED_AS: Final = "p5en-h200-efa"
+# With a stream of its own, no evaluation draws what training drew.
+_EVALUATION: Final = 0xE7A1
+
+
+def sampling_of(stage: Stage, curriculum: Curriculum, horizon: int = Sampling.horizon) -> Sampling:
+    """What the scenarios of a stage have in common; their shifts come within ``horizon`` steps."""
+    return Sampling(
+        keys=curriculum.streams.keys,
+        rooted=curriculum.streams.rooted,
+        most_phases=stage.most_phases,
+        horizon=horizon,
+        spread=stage.spread,
+        sync=stage.sync,
+        compression=stage.compression,
+        parallelism=stage.parallelism,
+    )
+
+
+def stage_scenarios(
+    stage: Stage, curriculum: Curriculum, seed: int | Sequence[int], count: int, horizon: int = Sampling.horizon
+) -> list[Scenario]:
+    """``count`` fresh scenarios of a stage's kind; the same for the same seed."""
+    places = [(place.cluster, nodes) for place in stage.places for nodes in place.nodes]
+    return sample_scenarios(np.random.default_rng(seed), places, count, sampling_of(stage, curriculum, horizon))
+
+
+def held_out_stage(curriculum: Curriculum) -> Stage:
+    """The last stage's kind of jobs in the places that no stage has."""
+    return curriculum.stages[-1].model_copy(update={"name": HELD_OUT, "places": curriculum.held_out})
+
+
+def measured_scenario(nodes: int) -> Scenario:
+    """All-reduce as measured on p5en nodes, at every size with NCCL's own choice and two pairs.
+
+    Raises ConfigError for a number of nodes that was not measured.
+    """
+    surface = p5en_all_reduce(nodes)
+    return measured(
+        MeasuredFabric(base=surface), playable_keys(surface), topology=topology_of(find_cluster(_MEASURED_AS), nodes)
+    )
+
+
+def evaluation_splits(
+    curriculum: Curriculum, count: int, horizon: int, measured_nodes: Sequence[int] = MEASURED_NODES
+) -> dict[str, list[Scenario]]:
+    """What a policy is judged on, by the split's name: ``count`` scenarios of every stage and of the held-out places,
+    none of which it learned from, and a measured table for each of ``measured_nodes``.
+    """
+    kinds = {f"training: {stage.name}": stage for stage in curriculum.stages}
+    kinds[HELD_OUT] = held_out_stage(curriculum)
+    modelled = {
+        name: stage_scenarios(stage, curriculum, (curriculum.seed, _EVALUATION, i), count, horizon)
+        for i, (name, stage) in enumerate(kinds.items())
+    }
+    return modelled | {f"measured p5en, {nodes} nodes": [measured_scenario(nodes)] for nodes in measured_nodes}

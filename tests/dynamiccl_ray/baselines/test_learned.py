@@ -1,0 +1,154 @@
+"""A policy beside the baselines: it closes the gap, finds shifts, and the guardrail holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tiny_scenario import tcp, tiny
+from torch import Tensor
+
+from dynamiccl_ray.baselines.learned import EPOCH, SETTLED, LearnedPolicy, learned
+from dynamiccl_ray.baselines.run import Trace, run
+from dynamiccl_ray.evaluation import Procedure, gap_closed, play
+from dynamiccl_ray.fabric.load import Load
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, PAIR_FIELDS, part
+from dynamiccl_ray.policy import MASKED, PolicyNetwork
+from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts
+from dynamiccl_ray.simulation import BASELINE_SAMPLES
+
+BUSY = Load(inter_bandwidth=0.2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """More threads than cores make networks this small slower."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+class BestMeasured(PolicyNetwork):
+    """Tries every pair with NCCL's own channels and chunk, the cheapest by NCCL's costs first; keeps the fastest."""
+
+    def logits(self, obs: Tensor, features: Tensor) -> Tensor:
+        pairs = part(obs, "pairs")
+        cost, best, known = (pairs[..., PAIR_FIELDS.index(name)] for name in ("cost", "best", "known"))
+        # A hint of one sample from before a shift is as good as nothing.
+        fresh = pairs[..., PAIR_FIELDS.index("samples")] > np.log1p(2) / 4
+        pair = torch.where((known > 0) & fresh, -best, 10 - cost)
+        pair = pair.masked_fill(~(part(obs, "valid_channels") > 0).any(-1), MASKED)
+        own = torch.zeros(*pair.shape, N_CHANNELS + N_CHUNKS)
+        own[..., 0] = own[..., N_CHANNELS] = 1
+        channels, chunks = own.split([N_CHANNELS, N_CHUNKS], -1)
+        return torch.cat([pair, channels.flatten(-2), chunks.flatten(-2)], -1)
+
+
+class Stubborn(BestMeasured):
+    """Always wants the last pair that it may have."""
+
+    def logits(self, obs: Tensor, features: Tensor) -> Tensor:
+        out = super().logits(obs, features)
+        valid = (part(obs, "valid_channels") > 0).any(-1)
+        out[..., : valid.shape[-1]] = torch.where(valid, torch.arange(valid.shape[-1], dtype=out.dtype), MASKED)
+        return out
+
+
+def _played(scenario: Scenario, net: PolicyNetwork, steps: int) -> tuple[Trace, LearnedPolicy]:
+    made: list[LearnedPolicy] = []
+
+    def factory(of: Scenario, rng: np.random.Generator) -> LearnedPolicy:
+        made.append(LearnedPolicy(of, rng, net))
+        return made[0]
+
+    return run(scenario, factory, steps, 0), made[0]
+
+
+def test_what_is_measured_best_closes_the_gap_of_the_pairs() -> None:
+    scenario, procedure = tcp(), Procedure(learn=300, warmup=2, measured=20, runs=2)
+    runs = [play(scenario, learned(BestMeasured(8)), procedure)]
+    closed = gap_closed(runs, procedure)
+    assert closed is not None
+    # Of the pairs alone; the rest of the gap is channels and chunks.
+    pairs_only = np.where(np.isnan(scenario.times_us[0, :, :, 0, 0]), np.inf, scenario.times_us[0, :, :, 0, 0]).min(-1)
+    reachable = float(((scenario.default_us[0] - pairs_only) @ scenario.weight).sum())
+    gap = float(((scenario.default_us[0] - scenario.oracle_us[0]) @ scenario.weight).sum())
+    assert closed > 0.9 * reachable / gap > 0.1
+    assert runs[0][0].offline_us == 0
+
+
+def test_it_begins_with_nccls_own_choice_and_decides_once_an_epoch() -> None:
+    trace, method = _played(tcp(), BestMeasured(8), 200)
+    assert (trace.actions[:BASELINE_SAMPLES] == OWN_ACTION).all()
+    decided = trace.actions[BASELINE_SAMPLES:].reshape(-1, EPOCH, trace.actions.shape[1])
+    assert (decided == decided[:, :1]).all()
+    assert (decided[0] != OWN_ACTION).any()
+    assert method.alarms == 0
+
+
+def test_a_shift_is_found_and_learned_anew() -> None:
+    # The first pair is best before the shift, the second after it.
+    scenario = tiny([[[10, 8, 9]] * 3, [[20, 18, 12]] * 3], starts=[0, 400], sigma=0.01)
+    trace, method = _played(scenario, BestMeasured(8), 700)
+    pairs = action_parts(trace.actions)[0]
+    assert method.alarms == 1
+    assert (pairs[300:400] == 1).all()
+    assert (pairs[600:] == 2).all()
+    measured_anew = (trace.actions[400:440] == OWN_ACTION).all(-1)
+    assert measured_anew.sum() == BASELINE_SAMPLES
+
+
+def test_a_quiet_network_raises_no_alarm() -> None:
+    _, method = _played(tiny([[[10, 8, 9]] * 16], starts=[0], sigma=0.05), BestMeasured(8), 1200)
+    assert method.alarms == 0
+
+
+def test_the_guardrail_forbids_what_is_worse_than_nccls_own_choice() -> None:
+    trace, _ = _played(tiny([[[10, 12, 11]]], starts=[0], sigma=0.01), Stubborn(8), 100)
+    pairs = action_parts(trace.actions)[0][:, 0]
+    # Both pairs are tried for one epoch each, the last one first, and then NCCL's own choice is all that is left.
+    tried = pairs[BASELINE_SAMPLES : BASELINE_SAMPLES + 2 * EPOCH]
+    assert tried.tolist() == [2] * EPOCH + [1] * EPOCH
+    assert (pairs[BASELINE_SAMPLES + 2 * EPOCH :] == OWN_PAIR).all()
+
+
+def test_what_is_within_the_margin_passes_until_it_is_known_to_be_worse() -> None:
+    unclear, _ = _played(tiny([[[10, 10.02]]], starts=[0], sigma=0.05), Stubborn(8), 100)
+    assert (action_parts(unclear.actions)[0][BASELINE_SAMPLES:] == 1).all()
+    clear, _ = _played(tiny([[[10, 10.1]]], starts=[0], sigma=0.001), Stubborn(8), 100)
+    pairs = action_parts(clear.actions)[0][BASELINE_SAMPLES:, 0]
+    assert pairs.tolist() == [1] * EPOCH + [OWN_PAIR] * (len(pairs) - EPOCH)
+
+
+def test_nothing_new_is_tried_once_it_has_settled() -> None:
+    class Restless(Stubborn):
+        """Wants other channels and another chunk each time."""
+
+        def logits(self, obs: Tensor, features: Tensor) -> Tensor:
+            out = super().logits(obs, features)
+            out[..., N_PAIRS:] = torch.randn(out.shape[-1] - N_PAIRS)
+            masks = [(part(obs, f"valid_{name}") > 0).flatten(-2) for name in ("channels", "chunks")]
+            out[..., N_PAIRS:].masked_fill_(~torch.cat(masks, -1), MASKED)
+            return out
+
+    torch.manual_seed(0)
+    trace, _ = _played(tcp(), Restless(8), BASELINE_SAMPLES + 60 * EPOCH)
+    decided = trace.actions[BASELINE_SAMPLES::EPOCH]
+    for key in decided.T:
+        assert set(key[SETTLED:].tolist()) <= {OWN_ACTION, *key[:SETTLED].tolist()}
+        assert len(set(key[:SETTLED].tolist())) > 2
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_any_network_keeps_to_the_mask_and_repeats(seed: int) -> None:
+    torch.manual_seed(seed)
+    net = PolicyNetwork(8)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter)
+    # run() refuses what is masked.
+    first, again = (run(tcp(BUSY, every=40), learned(net), 120, seed) for _ in range(2))
+    assert (first.actions == again.actions).all()

@@ -1,0 +1,169 @@
+"""The training environment: its rewards are the scenario's, its masks hold, and its knowledge is the online loop's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_scenario import tcp, tiny
+
+from dynamiccl_ray.book import KeyBook, Samples
+from dynamiccl_ray.fabric.load import Load
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
+from dynamiccl_ray.knowledge import Floats, Int64, Keys, Knowledge
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, part
+from dynamiccl_ray.simulation import BASELINE_SAMPLES, LIMIT, Simulation
+from dynamiccl_ray.table import Action, key_of
+
+TIMES = [[[10, 8, 20], [30, 40, 25]]]
+BUSY = Load(inter_bandwidth=0.25)
+
+
+def _simulation(seed: int = 3) -> Simulation:
+    scenarios = [tcp(BUSY), tcp(Load(inter_latency=4)), tiny(TIMES, starts=[0], sigma=0.02)]
+    return Simulation(scenarios, epochs=6, collectives=8, seed=seed)
+
+
+def _random(simulation: Simulation, rng: np.random.Generator) -> Int64:
+    """(B, 3) valid actions."""
+    keys = simulation.keys
+    rows = np.arange(len(keys))
+    pair = np.array([rng.choice(np.flatnonzero(row)) for row in keys.channels.any(-1)])
+    channels = [rng.choice(np.flatnonzero(row)) for row in keys.channels[rows, pair]]
+    chunk = [rng.choice(np.flatnonzero(row)) for row in keys.chunks[rows, pair]]
+    return np.stack([pair, np.array(channels), np.array(chunk)], -1)
+
+
+def _play(simulation: Simulation, seed: int = 0) -> tuple[Floats, Floats]:
+    """Observations (T + 1, B, SIZE) and rewards (T, B) of one episode of random actions."""
+    rng = np.random.default_rng(seed)
+    observations, rewards = [simulation.reset()], []
+    for _ in range(simulation.epochs):
+        obs, reward = simulation.step(_random(simulation, rng))
+        observations.append(obs)
+        rewards.append(reward)
+    return np.stack(observations), np.stack(rewards)
+
+
+def test_without_noise_the_reward_is_the_log_of_the_speedup() -> None:
+    simulation = Simulation([tiny(TIMES, starts=[0])], epochs=3, collectives=8, seed=0)
+    simulation.reset()
+    _, reward = simulation.step(np.array([[1, 0, 0], [2, 0, 0]]))
+    assert reward.tolist() == pytest.approx([np.log(10 / 8), np.log(30 / 25)])
+    _, reward = simulation.step(np.array([[2, 0, 0], [0, 0, 0]]))
+    assert reward.tolist() == pytest.approx([np.log(10 / 20), 0])
+    ours, default, best = simulation.clean_us(np.array([[1, 0, 0], [1, 0, 0]]))
+    assert (ours.tolist(), default.tolist(), best.tolist()) == (
+        pytest.approx([8, 40]),
+        pytest.approx([10, 30]),
+        pytest.approx([8, 25]),
+    )
+    clipped = Simulation([tiny([[[1, 1000]]], starts=[0])], epochs=1, collectives=8, seed=0)
+    clipped.reset()
+    assert clipped.step(np.array([[1, 0, 0]]))[1].tolist() == [-LIMIT]
+
+
+def test_the_masks_are_those_of_the_scenario_and_every_combination_has_a_time() -> None:
+    scenario, simulation = tcp(BUSY), Simulation([tcp(BUSY)], epochs=6, collectives=8, seed=0)
+    observations, rewards = _play(simulation)
+    valid = scenario.valid.reshape(-1, N_PAIRS, N_CHANNELS, N_CHUNKS)
+    assert (part(observations[0], "valid_channels") > 0).tolist() == valid.any(-1).tolist()
+    assert (part(observations[0], "valid_chunks") > 0).tolist() == valid.any(2).tolist()
+    # Channels and chunks are masked apart: that forbids nothing and allows nothing that has no time.
+    apart = valid.any(-1)[..., None] & valid.any(2)[..., None, :]
+    assert (apart == valid).all()
+    assert np.isfinite(rewards).all()
+
+
+def test_the_same_seed_is_the_same_episode() -> None:
+    first, again, other = (_play(_simulation(seed)) for seed in (3, 3, 4))
+    assert all((a == b).all() for a, b in zip(first, again, strict=True))
+    assert not (first[1] == other[1]).all()
+
+
+def test_a_second_episode_leaves_the_actions_of_the_first_alone() -> None:
+    simulation = _simulation()
+    simulation.reset()
+    actions = _random(simulation, np.random.default_rng(0))
+    before = actions.copy()
+    simulation.step(actions)
+    simulation.reset()
+    assert (actions == before).all()
+
+
+def test_the_teacher_is_within_half_a_per_cent_and_leaves_alone_what_is_good_enough() -> None:
+    simulation = _simulation()
+    simulation.reset()
+    teacher = simulation.teacher()
+    ours, default, best = simulation.clean_us(teacher)
+    assert (ours <= best * 1.00502).all()
+    good_enough = default <= best * 1.005
+    assert (teacher[good_enough] == 0).all()
+
+
+def _book(keys: list[int]) -> KeyBook:
+    everything = np.ones((N_PAIRS, N_CHANNELS), np.bool_)
+    book = KeyBook(
+        arl0=1e6,
+        guardrail_margin=0.02,
+        guardrail_samples=8,
+        valid=everything,
+        valid_chunks=np.ones((N_PAIRS, N_CHUNKS), np.bool_),
+    )
+    for key in keys:
+        book.row(key)
+    return book
+
+
+def test_knowledge_is_that_of_the_online_loop_through_a_shift() -> None:
+    rng = np.random.default_rng(0)
+    names = [key_of(int(Collective.ALL_REDUCE), 1 << k, False) for k in (12, 16, 20)]
+    n = len(names)
+    book = _book(names)
+    knowledge = Knowledge(
+        Keys(
+            collective=np.full(n, 4),
+            nbytes=np.array([1 << 12, 1 << 16, 1 << 20]),
+            cost=np.zeros((n, N_PAIRS), np.float32),
+            valid=np.ones((n, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_),
+        )
+    )
+    everywhere = np.ones(n, np.bool_)
+
+    def epoch(actions: Int64) -> Floats:
+        """8 collectives of each key into the book; their mean log times."""
+        log_us = rng.normal(3, 0.5, n) + rng.normal(0, 0.02, (8, n))
+        samples = Samples(
+            key=np.tile(names, 8),
+            nbytes=np.tile(knowledge.keys.nbytes, 8),
+            dseq=np.arange(8 * n),
+            time_us=np.exp(log_us).ravel(),
+            skew=np.zeros(8 * n),
+        )
+        chosen = {
+            key: Action(pair=p, channels=c, chunk=h) for key, (p, c, h) in zip(names, actions.tolist(), strict=True)
+        }
+        book.add(samples, chosen, watch=False)
+        return np.asarray(log_us.mean(0), np.float32)
+
+    def compare() -> None:
+        seen, online = knowledge.view(), book.view({}, 0.0)
+        for field in ("evidence", "samples", "chunk_evidence", "chunk_samples", "last_time", "congestion"):
+            np.testing.assert_allclose(getattr(seen, field), getattr(online, field), atol=2e-5, err_msg=field)
+
+    own = np.zeros((n, 3), np.int64)
+    knowledge.begin(everywhere, epoch(own), BASELINE_SAMPLES)
+    compare()
+    tried = np.array([[1, 0, 0], [4, 2, 1], [6, 0, 3]])
+    for actions in (tried, tried[::-1], tried):
+        knowledge.record(actions, epoch(actions), 8, cooling=0.7)
+    compare()
+    book.shift()
+    baseline = epoch(own)
+    book.settle()
+    knowledge.shift(everywhere, baseline, BASELINE_SAMPLES, heat=1.0)
+    compare()
+    # What is left of old evidence is outweighed by one epoch, and NCCL's own is only what was measured anew.
+    assert knowledge.view().samples[:, 1:].max() == 1
+    assert (knowledge.view().samples[:, OWN_PAIR, 0] == BASELINE_SAMPLES).all()
+    knowledge.record(tried, epoch(tried), 8, cooling=0.7)
+    compare()
