@@ -13,10 +13,13 @@ HOST_SRC := $(wildcard plugin_bridge/host/*.c)
 HEADERS := $(wildcard $(NATIVE)/*.h plugin_bridge/host/*.h)
 STRESS_SRC := tests/plugin_bridge/native/stress.c
 
-.PHONY: demo test test-all acceptance sanitize native lint format venv clean
+.PHONY: demo train test test-all acceptance sanitize native lint format venv clean
 
 demo: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/dynamiccl demo
+
+train: $(VENV)/ready
+	$(BIN)/dynamiccl train experiments/curricula/default.yaml --out runs/default
 
 test: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest

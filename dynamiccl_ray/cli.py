@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dynamiccl_ray import cli_learning
 from dynamiccl_ray.cli_fabric import fabric_app
 from dynamiccl_ray.cli_output import AsJson, console, emit, show
 from dynamiccl_ray.cli_workload import workload_app
@@ -32,6 +33,7 @@ app.add_typer(plugin_app, name="plugin")
 app.add_typer(bench_app, name="bench")
 app.add_typer(fabric_app, name="fabric")
 app.add_typer(workload_app, name="workload")
+cli_learning.register(app)
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
 Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
@@ -241,6 +243,18 @@ def bench_activation(
     from trainers.bench_activation import bench_activation as bench
 
     show(bench(repeats), as_json)
+
+
+@bench_app.command("train")
+def bench_train(
+    curriculum: Annotated[Path, typer.Argument(help="A curriculum YAML.")] = Path("experiments/curricula/default.yaml"),
+    as_json: AsJson = False,
+) -> None:
+    """Environment steps per second, learner included, beside RLlib's stock runner."""
+    from dynamiccl_ray.curriculum import load_curriculum
+    from trainers.bench_train import bench_train as bench
+
+    show(bench(load_curriculum(curriculum)), as_json)
 
 
 @bench_app.command("fabric")

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LAYERS = ("dynamiccl_ray", "plugin_bridge", "actors", "trainers")
 # The command line reaches every layer, but only inside its functions.
-LAZY = {"dynamiccl_ray/cli.py"}
+LAZY = {"dynamiccl_ray/cli.py", "dynamiccl_ray/cli_learning.py"}
 
 
 def _imports(path: Path, *, top_only: bool) -> set[str]:

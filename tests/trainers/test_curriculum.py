@@ -1,0 +1,106 @@
+"""A curriculum promotes by what it measures, repeats exactly, and resumes as if it had not stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynamiccl_ray import policy
+from dynamiccl_ray.curriculum import Curriculum, load_curriculum
+from dynamiccl_ray.errors import ConfigError
+from trainers.curriculum import run_curriculum
+from trainers.stacking import estimate
+
+ROOT = Path(__file__).parents[2]
+STAGE = {"places": [{"cluster": "rtx4090-pcie", "nodes": [1, 2]}], "least_rounds": 1, "most_rounds": 4, "promote": 1.0}
+TINY = {
+    "name": "tiny",
+    "stages": [{"name": "first", **STAGE}, {"name": "second", **STAGE, "most_phases": 2}],
+    "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
+    "streams": {"pool": 6, "scenarios": 4, "keys": 4, "epochs": 4},
+    "validation": {"scenarios": 3, "every_rounds": 2},
+    "learning": {"hidden": 16, "experts": 2, "minibatches": 2, "epochs": 2, "rounds": 8},
+}
+
+
+def _weights(directory: Path) -> dict[str, torch.Tensor]:
+    return policy.load(directory / "policy.pt").state_dict()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("trained")
+    run_curriculum(Curriculum.model_validate(TINY), directory)
+    return directory
+
+
+def test_stages_end_and_say_whether_they_were_promoted(tmp_path: Path) -> None:
+    easy = {**TINY, "stages": [{**TINY["stages"][0], "promote": 0.0}, TINY["stages"][1]]}  # type: ignore[index]
+    summary = run_curriculum(Curriculum.model_validate(easy), tmp_path)
+    assert [(s["name"], s["promoted"], s["rounds"]) for s in summary["stages"]] == [
+        ("first", True, 2),
+        ("second", False, 4),
+    ]
+    assert summary["stage"] == "done"
+    assert summary["steps"] == 6 * 4 * 4 * 4
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_the_same_seed_gives_the_same_weights(trained: Path, tmp_path: Path) -> None:
+    run_curriculum(Curriculum.model_validate(TINY), tmp_path)
+    ours, theirs = _weights(trained), _weights(tmp_path)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    run_curriculum(Curriculum.model_validate({**TINY, "seed": 1}), tmp_path)
+    assert not all(torch.equal(ours[name], value) for name, value in _weights(tmp_path).items())
+
+
+@pytest.mark.parametrize("rounds", [2, 6])
+def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(trained: Path, tmp_path: Path, rounds: int) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(status: dict[str, object]) -> None:
+        if status["round"] == rounds:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run_curriculum(Curriculum.model_validate(TINY), tmp_path / "stopped", progress=stop)
+    resumed = run_curriculum(Curriculum.model_validate(TINY), tmp_path / "resumed", resume=tmp_path / "stopped")
+    assert resumed["round"] == 8
+    ours, theirs = _weights(trained), _weights(tmp_path / "resumed")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_checkpoint_of_another_curriculum_is_refused(trained: Path, tmp_path: Path) -> None:
+    other = Curriculum.model_validate({**TINY, "seed": 7})
+    with pytest.raises(ConfigError, match="of another curriculum"):
+        run_curriculum(other, tmp_path, resume=trained)
+    with pytest.raises(ConfigError, match="does not exist"):
+        run_curriculum(other, tmp_path, resume=tmp_path)
+
+
+def test_a_held_out_cluster_must_not_be_learned_from() -> None:
+    with pytest.raises(ValueError, match="rtx4090-pcie is learned from, too"):
+        Curriculum.model_validate({**TINY, "held_out": [{"cluster": "rtx4090-pcie", "nodes": [4]}]})
+
+
+def test_the_shipped_curriculum_loads() -> None:
+    curriculum = load_curriculum(ROOT / "experiments" / "curricula" / "default.yaml")
+    tiers = [{p.cluster.tier(n) for p in stage.places for n in p.nodes} for stage in curriculum.stages]
+    assert tiers[0] == {1}
+    assert tiers[1] == {1, 2}
+    assert {3, 4} <= tiers[2]
+
+
+def test_advantages_are_the_sums_that_they_stand_for() -> None:
+    rng = np.random.default_rng(0)
+    rewards, values = rng.normal(size=(3, 5)).astype(np.float32), rng.normal(size=(3, 6)).astype(np.float32)
+    gamma, lambda_ = 0.9, 0.7
+    found = estimate(rewards, values, gamma, lambda_)
+    delta = rewards + gamma * values[:, 1:] - values[:, :-1]
+    for t in range(5):
+        expected = sum((gamma * lambda_) ** (s - t) * delta[:, s] for s in range(t, 5))
+        np.testing.assert_allclose(found[:, t], expected, rtol=1e-5)

@@ -1,0 +1,101 @@
+"""What a FabricRunner samples is what the update is computed from; a teacher is followed while it is listened to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
+from ray.rllib.core.columns import Columns
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from actors.fabric_runner import TEACHER, FabricRunner
+from dynamiccl_ray import policy
+from dynamiccl_ray.curriculum import Curriculum
+from dynamiccl_ray.simulation import Simulation
+from dynamiccl_ray.splits import stage_scenarios
+from trainers.fabric_learning import curriculum_config
+
+SETTINGS = {
+    "name": "small",
+    "stages": [{"name": "only", "places": [{"cluster": "rtx4090-pcie", "nodes": [2]}]}],
+    "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
+    "streams": {"scenarios": 2, "keys": 6, "epochs": 5},
+    "learning": {"hidden": 16, "experts": 2, "minibatches": 2, "lr": 1e-2, "entropy": 0.0},
+}
+
+
+@pytest.fixture
+def curriculum() -> Curriculum:
+    return Curriculum.model_validate(SETTINGS)
+
+
+def _simulation(curriculum: Curriculum) -> Simulation:
+    scenarios = stage_scenarios(curriculum.stages[0], curriculum, (0,), 2)
+    return Simulation(scenarios, epochs=5, collectives=8, seed=3)
+
+
+def test_episodes_hold_what_happened(curriculum: Curriculum) -> None:
+    torch.manual_seed(0)
+    runner = FabricRunner(config=curriculum_config(curriculum, lambda *_: _simulation(curriculum)))
+    episodes = runner.sample()
+    assert len(episodes) == 12
+    net = runner.module.net
+    obs = torch.from_numpy(np.stack([np.asarray(e.observations) for e in episodes]))
+    state = {k: v.unsqueeze(0).repeat(12, 1, 1) for k, v in net.initial_state().items()}
+    with torch.no_grad():
+        features, _ = net.features(obs[:, :-1], state)
+        logits = net.logits(obs[:, :-1], features)
+    actions = torch.from_numpy(np.stack([np.asarray(e.actions) for e in episodes]))
+    sampled = np.stack([np.asarray(e.extra_model_outputs[Columns.ACTION_LOGP]) for e in episodes])
+    np.testing.assert_allclose(policy.log_prob(logits, actions).numpy(), sampled, atol=1e-4)
+    assert all(len(e) == 5 and e.is_truncated for e in episodes)
+
+
+def test_rounds_differ_and_repeat(curriculum: Curriculum) -> None:
+    def actions(rounds: int) -> np.ndarray:
+        torch.manual_seed(0)
+        runner = FabricRunner(config=curriculum_config(curriculum, lambda *_: _simulation(curriculum)))
+        runner.set_state({"rounds": rounds})
+        return np.stack([np.asarray(e.actions) for e in runner.sample()])
+
+    assert np.array_equal(actions(3), actions(3))
+    assert not np.array_equal(actions(3), actions(4))
+
+
+@pytest.mark.timeout(120)
+def test_the_teacher_is_learned_from(curriculum: Curriculum) -> None:
+    torch.manual_seed(0)
+    config = curriculum_config(curriculum, lambda *_: _simulation(curriculum))
+    runner = FabricRunner(config=config)
+    learner = config.build_learner(spaces=runner.get_spaces())
+
+    def agreement() -> float:
+        runner.set_state(learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
+        episodes = runner.sample()
+        same = [np.asarray(e.actions) == np.asarray(e.extra_model_outputs[TEACHER]) for e in episodes]
+        learner.update(
+            episodes=episodes,
+            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: 0},
+            num_epochs=4,
+            minibatch_size=30,
+            shuffle_batch_per_epoch=False,
+        )
+        return float(np.concatenate(same).all(-1).mean())
+
+    first = agreement()
+    for _ in range(25):
+        last = agreement()
+    assert first < 0.3
+    assert last > 0.6
+    assert DEFAULT_MODULE_ID in learner.module
+
+
+def test_the_policy_is_saved_and_read(tmp_path: Path) -> None:
+    net = policy.PolicyNetwork(16, 2)
+    policy.save(net, tmp_path / "p.pt")
+    assert all(
+        torch.equal(a, b) for a, b in zip(net.parameters(), policy.load(tmp_path / "p.pt").parameters(), strict=True)
+    )
