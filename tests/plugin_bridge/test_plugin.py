@@ -104,7 +104,7 @@ def check_records(records: np.ndarray[Any, Any], used: np.ndarray[Any, Any], swi
         assert np.all(records["timing"] == (2 if profiler_abi == 3 else 3))
         # Host time: what the threads were late by is in it, which on a busy machine is most of it for most calls.
         ratio = records["exec_ns"] / used["exec_ns"]
-        assert 0.5 < ratio.max()
+        assert ratio.max() > 0.5
         assert np.median(ratio) < 2
 
 
