@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.observation import Compression, Parallelism, SyncMode
 from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
@@ -43,6 +44,8 @@ class Stage(Section):
     parallelism: tuple[Parallelism, ...] = ("dp",)
     most_phases: Count = 1
     """Of a scenario: above 1, load comes and goes while it is played."""
+    dynamics: Dynamics = Dynamics()
+    """What load comes from, in collectives of a key over a scenario's 3,000; still: at random."""
     spread: NotNegative = 0.15
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
     promote: Share = 0.9

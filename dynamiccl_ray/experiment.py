@@ -9,12 +9,11 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
-from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
 from dynamiccl_ray.observation import (
@@ -161,8 +160,14 @@ class Calls(Section):
         return Collective[self.collective.upper()]
 
 
+DEFAULT_POLICY: Final = Path(__file__).parent / "data" / "policy.pt"
+"""What ``dynamiccl train experiments/curricula/default.yaml`` wrote."""
+
+
 def _beside(given: Any, info: ValidationInfo) -> Any:
-    """A path that is relative to the experiment; made absolute, because runners work elsewhere."""
+    """``default``, or a path that is relative to the experiment; made absolute, because runners work elsewhere."""
+    if given == "default":
+        return DEFAULT_POLICY
     if not isinstance(given, str | Path):
         return given
     path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
@@ -188,8 +193,6 @@ class EmulatedFabric(PlayedJob):
     noise_sigma: NotNegative = 0.02
     """Standard deviation of the log of a collective's time."""
     events: tuple[LoadEvent, ...] = ()
-    dynamics: Dynamics = Dynamics()
-    """What happens at random. Emulated ranks play scripted events only, and refuse it."""
 
     @property
     def gpus_per_node(self) -> int:
@@ -198,8 +201,6 @@ class EmulatedFabric(PlayedJob):
     @model_validator(mode="after")
     def _playable(self) -> Self:
         self.cluster.nccl_belief(self.nodes)
-        if self.dynamics.failures.mean_gap is not None and (self.cluster.inter is None or self.cluster.inter.nics < 2):
-            raise ValueError(f"dynamics.failures: cluster {self.cluster.name} has no second network device per node")
         keys = Counter(key_of(calls.type, size, False) for calls in self.collectives for size in calls.sizes_bytes)
         if twice := [key_name(key) for key, count in keys.items() if count > 1]:
             raise ValueError(f"collectives: two sizes fall into the key {', '.join(twice)}; keys are an eighth octave")
@@ -340,7 +341,8 @@ class Online(Section):
     scheduler: Scheduler = Scheduler()
     llm: Llm = Llm()
     policy: Annotated[Path, BeforeValidator(_beside)] | None = None
-    """A trained policy to start from, relative to this file; absent: one that has seen nothing."""
+    """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
+    one that has seen nothing."""
     actions: Actions = Actions()
     epochs: Epochs = Epochs()
     learning: Learning = Learning()

@@ -7,14 +7,16 @@ Sizes are log-uniform within the ranges of some kinds of traffic: a decoding ste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Final, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynamiccl_ray.fabric.cluster_config import Cluster
-from dynamiccl_ray.fabric.dynamics import Tail
+from dynamiccl_ray.fabric.dynamics import Dynamics, Failures, Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
+from dynamiccl_ray.fabric.load_streams import LoadStreams
 from dynamiccl_ray.fabric.randomise import randomised
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.observation import Caller, Compression, GpuSharing, Llm, Parallelism, Scheduler, SyncMode, Workload
@@ -76,6 +78,8 @@ class Sampling:
     """Methods and rates, bytes after over bytes before: messages shrink by it."""
     parallelism: tuple[Parallelism, ...] = ("dp",)
     """What communicators may be for."""
+    dynamics: Dynamics = field(default_factory=Dynamics)
+    """What the phases after the first are taken from; still: load at random."""
     rare: float = 0.01
     """Share of collectives in the noise's heavy tail, which half of the scenarios have."""
 
@@ -110,12 +114,27 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
         collective=collective[order],
         nbytes=nbytes[order],
         weight=np.array([t.calls for t in drawn])[order],
-        loads=[IDLE, *(random_load(rng, nodes) for _ in range(shifts))],
+        loads=[IDLE, *_loads(rng, cluster, nodes, starts, s)],
         starts=[0, *starts.tolist()],
         sigma=float(np.exp(rng.uniform(*np.log(s.sigma)))),
         tail=Tail(probability=s.rare * int(rng.integers(2))),
         about=_about(rng, s, purpose, compression, rate),
     )
+
+
+def _loads(
+    rng: np.random.Generator, cluster: Cluster, nodes: int, starts: NDArray[np.int64], s: Sampling
+) -> list[Load]:
+    """The load of each phase: what a realisation of the dynamics has at its start; random where there are none."""
+    if s.dynamics.still:
+        return [random_load(rng, nodes) for _ in starts]
+    devices = cluster.inter.nics if cluster.inter is not None and nodes > 1 else 0
+    dynamics = s.dynamics if devices > 1 else s.dynamics.model_copy(update={"failures": Failures()})
+    streams = LoadStreams(
+        dynamics, streams=1, ranks=nodes * cluster.gpus_per_node, devices=devices, seed=int(rng.integers(1 << 31))
+    )
+    load = streams.advance(s.horizon).load
+    return [Load(**{f.name: np.asarray(getattr(load, f.name))[at, 0] for f in fields(Load)}) for at in starts]
 
 
 def _about(

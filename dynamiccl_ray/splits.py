@@ -29,6 +29,7 @@ def sampling_of(stage: Stage, curriculum: Curriculum, horizon: int = Sampling.ho
         keys=curriculum.streams.keys,
         rooted=curriculum.streams.rooted,
         most_phases=stage.most_phases,
+        dynamics=stage.dynamics,
         horizon=horizon,
         spread=stage.spread,
         sync=stage.sync,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.experiment import EmulatedFabric, Event, MeasuredFabric, PlayedJob
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
@@ -129,8 +128,6 @@ def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALU
 
 def _emulated(fabric: EmulatedFabric) -> _Layout:
     cluster = fabric.cluster
-    if not fabric.dynamics.still:
-        raise ConfigError("fabric.dynamics: emulated ranks play scripted events only; remove it, or script events")
     physics = Physics(cluster, fabric.nodes)
     loads = [IDLE, *(event.load for event in fabric.events)]
     time_us = np.concatenate(

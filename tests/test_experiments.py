@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
-from dynamiccl_ray.experiment import load
+from dynamiccl_ray import policy
+from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.experiment import DEFAULT_POLICY, load
 from plugin_bridge.played import play
 
 ROOT = Path(__file__).parents[1]
@@ -22,3 +25,15 @@ def test_shipped_experiments_load_and_can_be_played(path: Path) -> None:
     assert len(fabric.nbytes) >= 2
     assert len(fabric.time_us) == 1 + len(experiment.fabric.events)
     assert all(mask[1:].any() for mask in fabric.valid.values()), "a key without anything to learn"
+
+
+def test_the_default_policy_ships_and_fits_the_network(tmp_path: Path) -> None:
+    raw = yaml.safe_load((ROOT / "experiments" / "online" / "nccl.yaml").read_text())
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(raw | {"policy": "default"}))
+    experiment = load(tmp_path / "x.yaml")
+    assert experiment.policy == DEFAULT_POLICY
+    assert policy.load(DEFAULT_POLICY).hidden > 0
+    assert DEFAULT_POLICY.stat().st_size < 4 << 20
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(raw | {"policy": "nowhere.pt"}))
+    with pytest.raises(ConfigError, match=r"nowhere\.pt does not exist"):
+        load(tmp_path / "x.yaml")

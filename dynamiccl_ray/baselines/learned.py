@@ -1,4 +1,4 @@
-"""A trained policy beside the baselines: decides greedily, epoch by epoch, from what it has measured itself."""
+"""A trained policy beside the baselines: decides epoch by epoch, from what it has measured itself."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ from dynamiccl_ray.trigger import Cusum
 
 EPOCH: Final = 8
 """Collectives of each key between two decisions."""
-SETTLED: Final = 24
-"""Decisions after which nothing new is tried until the next shift; twice as many as an episode of training has."""
+SETTLED: Final = 48
+"""Decisions after which nothing new is tried until the next shift. Until then they are drawn from the policy, so that
+what it holds likely is measured; its certainty comes from a model and is halved."""
+_CERTAINTY: Final = 0.5
 # As in the online loop: no estimate of the noise is taken to be smaller.
 _LEAST_VARIANCE: Final = 1e-4
 
@@ -39,16 +41,17 @@ def learned(net: policy.PolicyNetwork) -> Factory:
 class LearnedPolicy(Method):
     """The product's loop without updates of the weights.
 
-    First NCCL's own choice is measured, for ``BASELINE_SAMPLES`` collectives; then the policy chooses what it holds
-    most likely to be best, once an epoch. A drift detector watches every key while its action stays the same. An alarm
-    of one key means that the network has changed: NCCL's own choice is measured anew, and older evidence becomes a
-    hint. The guardrail forbids what was worse than NCCL's own choice with confidence, and what was measured better
-    with confidence goes before what the policy likes.
+    First NCCL's own choice is measured, for ``BASELINE_SAMPLES`` collectives; then the policy chooses, once an epoch:
+    drawn for ``SETTLED`` decisions, after that what it holds most likely to be best. A drift detector watches every
+    key while its action stays the same. An alarm of one key means that the network has changed: NCCL's own choice is
+    measured anew, and older evidence becomes a hint. The guardrail forbids what was worse than NCCL's own choice with
+    confidence, and what was measured better with confidence goes before what the policy likes.
     """
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator, net: policy.PolicyNetwork) -> None:
         super().__init__(scenario, rng)
         self._net: Final = net
+        self._draws: Final = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
         self._knowledge: Final = Knowledge(
             Keys(
                 collective=scenario.collective,
@@ -122,9 +125,13 @@ class LearnedPolicy(Method):
         with torch.no_grad():
             obs = torch.from_numpy(encode(self._context, view)).unsqueeze(1)
             features, self._state = self._net.features(obs, self._state)
-            actions = policy.greedy(self._net.logits(obs, features)[:, 0]).numpy()
+            logits = self._net.logits(obs, features)[:, 0]
+            if self._decisions < SETTLED:
+                actions, _ = policy.sample(logits * _CERTAINTY, self._draws)
+            else:
+                actions = policy.greedy(logits)
         self._decisions += 1
-        self._actions = self._proven(flat_action(*actions.T))
+        self._actions = self._proven(flat_action(*actions.numpy().T))
 
     def _proven(self, wanted: Int64) -> Int64:
         """(K,) what the policy wants, or the best that was measured where that is better with confidence.

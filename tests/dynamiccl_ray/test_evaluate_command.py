@@ -45,7 +45,12 @@ def inputs(tmp_path: Path) -> list[str]:
     """A curriculum and an untrained policy, as arguments."""
     (tmp_path / "tiny.yaml").write_text(YAML)
     torch.manual_seed(0)
-    policy.save(policy.PolicyNetwork(8), tmp_path / "policy.pt")
+    net = policy.PolicyNetwork(8)
+    with torch.no_grad():
+        # Certain of what NCCL believes: a network that has learned nothing would try everything.
+        net.cost_weight.fill_(50.0)
+        net.own.fill_(50.0)
+    policy.save(net, tmp_path / "policy.pt")
     return [str(tmp_path / "tiny.yaml"), "--checkpoint", str(tmp_path / "policy.pt")]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dynamiccl_ray.fabric import measured as tables
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
+from dynamiccl_ray.fabric.dynamics import Dynamics, SlowRanks
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -147,3 +148,18 @@ def test_one_node_has_no_loss() -> None:
     loads = [random_load(rng, 1) for _ in range(50)]
     assert all(load.loss == 0 and load.inter_bandwidth == 1 for load in loads)
     assert any(load.intra_bandwidth != 1 for load in loads)
+
+
+def test_phases_take_their_load_from_the_dynamics_where_there_are_any() -> None:
+    place = [(find_cluster("dgx-h100-ndr"), 8)]
+    still = Sampling(keys=4, most_phases=6, sigma=(0.01, 0.01))
+    slow = replace(still, dynamics=Dynamics(slow_ranks=SlowRanks(mean_gap=2, mean_length=1e6, most=3)))
+    scenarios = sample_scenarios(np.random.default_rng(3), place, 12, slow)
+    again = sample_scenarios(np.random.default_rng(3), place, 12, slow)
+    shifted = [s for s in scenarios if len(s.starts) > 1]
+    assert shifted
+    for s in shifted:
+        # A slow rank that never recovers slows every later phase, and nothing else does.
+        assert np.all(s.default_us[1:] >= s.default_us[0])
+        assert np.any(s.default_us[1:] > 1.05 * s.default_us[0])
+    assert all(np.array_equal(a.times_us, b.times_us, equal_nan=True) for a, b in zip(scenarios, again, strict=True))

@@ -21,6 +21,7 @@ from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts
 from dynamiccl_ray.simulation import BASELINE_SAMPLES
 
 BUSY = Load(inter_bandwidth=0.2)
+_CERTAIN = 1e4
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +46,8 @@ class BestMeasured(PolicyNetwork):
         own = torch.zeros(*pair.shape, N_CHANNELS + N_CHUNKS)
         own[..., 0] = own[..., N_CHANNELS] = 1
         channels, chunks = own.split([N_CHANNELS, N_CHUNKS], -1)
-        return torch.cat([pair, channels.flatten(-2), chunks.flatten(-2)], -1)
+        # So certain that what is drawn is what is liked best.
+        return _CERTAIN * torch.cat([pair, channels.flatten(-2), chunks.flatten(-2)], -1)
 
 
 class Stubborn(BestMeasured):
@@ -54,7 +56,7 @@ class Stubborn(BestMeasured):
     def logits(self, obs: Tensor, features: Tensor) -> Tensor:
         out = super().logits(obs, features)
         valid = (part(obs, "valid_channels") > 0).any(-1)
-        out[..., : valid.shape[-1]] = torch.where(valid, torch.arange(valid.shape[-1], dtype=out.dtype), MASKED)
+        out[..., : valid.shape[-1]] = torch.where(valid, _CERTAIN * torch.arange(valid.shape[-1]), MASKED * _CERTAIN)
         return out
 
 
