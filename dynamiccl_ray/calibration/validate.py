@@ -21,6 +21,8 @@ Bool = NDArray[np.bool_]
 # A setting this close to the best is as good: runs of one session differ by a per cent, sessions by five.
 _AS_GOOD: Final = 0.03
 _SEVERAL_SCALES: Final = 3
+# A median of fewer rows says nothing.
+_LEAST_ROWS: Final = 3
 # What is asked of a machine's median error.
 _MOST_ERROR: Final = 0.2
 
@@ -126,8 +128,8 @@ class Judged:
 
 def _judge_half(machine: Machine) -> Judged:
     held = held_out(machine)
-    if not held.any():
-        reason = "fewer than three sizes and three rank counts: nothing lies between others"
+    if (rows := int(held.sum())) < _LEAST_ROWS:
+        reason = f"{rows} rows lie between other sizes or rank counts and could be held out; {_LEAST_ROWS} are needed"
         return Judged(machine=machine, held=held, reason=reason)
     try:
         calibrated = Calibrated.of(machine.where(~held))
