@@ -79,9 +79,9 @@ class FabricRunner(EnvRunner):  # type: ignore[misc]
             with torch.no_grad():
                 x = torch.from_numpy(obs[:, t]).unsqueeze(1)
                 features, state = net.features(x, state)
-                drawn, log_prob = policy.sample(net.logits(x, features)[:, 0], generator)
+                drawn, log_prob = policy.sample(net, x, features, generator)
             teacher[:, t] = simulation.teacher()
-            actions[:, t], log_p[:, t] = drawn.numpy(), log_prob.numpy()
+            actions[:, t], log_p[:, t] = drawn[:, 0].numpy(), log_prob[:, 0].numpy()
             obs[:, t + 1], rewards[:, t] = simulation.step(actions[:, t])
         return [
             SingleAgentEpisode(

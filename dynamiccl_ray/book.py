@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray.evidence import Lending, combine, noise_of, stale
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, KeyView
 from dynamiccl_ray.table import Action, key_parts
@@ -48,7 +49,7 @@ class Alarm:
 
 # Of a KeyBook: a new key gets a row of zeros.
 _GROWING: Final = (
-    *("_sum", "_square", "samples", "_chunk_sum", "chunk_samples", "_baseline_sum", "baseline_n"),
+    *("_sum", "samples", "_chunk_sum", "chunk_samples", "_baseline_sum", "baseline_n", "_square", "_freedom"),
     *("cost", "last_time", "idle", "skew", "total"),
 )
 
@@ -75,15 +76,20 @@ class KeyBook:
         self._guardrail = (guardrail_margin, guardrail_samples)
         self.cusum = Cusum(arl0)
         shape = (0, N_PAIRS, N_CHANNELS)
-        self._sum, self._square, self.samples = (np.zeros(shape) for _ in range(3))
+        self._sum, self.samples = np.zeros(shape), np.zeros(shape)
         self._chunk_sum, self.chunk_samples = (np.zeros((0, N_PAIRS, N_CHUNKS)) for _ in range(2))
         self._valid = np.zeros(shape, np.bool_)
         self._baseline_sum, self.baseline_n = np.zeros(0), np.zeros(0)
+        # Squared deviations within epochs, and their degrees of freedom: the noise without what the actions differ by.
+        self._square, self._freedom = np.zeros(0), np.zeros(0)
+        self._lending = Lending([], [], [])
         self.cost = np.zeros((0, N_PAIRS))
         self.last_time, self.idle, self.skew = np.zeros(0), np.zeros(0), np.zeros(0)
         self._fastest = np.full(0, np.inf)
         self.total = np.zeros(0, np.int64)
+        # What was kept at a shift until the baseline is measured anew.
         self._old_baseline: Doubles | None = None
+        self._stale, self._stale_chunks = self.samples, self.chunk_samples
         self._watched: dict[int, Action] = {}
 
     # -- keys --
@@ -96,6 +102,7 @@ class KeyBook:
         collective_bytes = key_parts(key)[2]
         self.keys = np.append(self.keys, key)
         self.nbytes = np.append(self.nbytes, collective_bytes)
+        self._lending = Lending(np.zeros(len(self.keys)), [key_parts(int(k))[0] for k in self.keys], self.nbytes)
         for name in _GROWING:
             old = getattr(self, name)
             setattr(self, name, np.concatenate([old, np.zeros((1, *old.shape[1:]), old.dtype)]))
@@ -139,10 +146,11 @@ class KeyBook:
             action = actions.get(int(key), Action())
             cell = (row, action.pair, action.channels)
             self._sum[cell] += x.sum()
-            self._square[cell] += (x * x).sum()
             self.samples[cell] += len(x)
             self._chunk_sum[row, action.pair, action.chunk] += x.sum()
             self.chunk_samples[row, action.pair, action.chunk] += len(x)
+            self._square[row] += ((x - x.mean()) ** 2).sum()
+            self._freedom[row] += len(x) - 1
             if action == Action():
                 self._baseline_sum[row] += x.sum()
                 self.baseline_n[row] += len(x)
@@ -164,20 +172,17 @@ class KeyBook:
 
     def shift(self) -> None:
         """The network has changed: keep old evidence as a hint that one epoch outweighs, forget the baseline."""
-        keep = np.minimum(self.samples, 1.0)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            scale = np.where(self.samples > 0, keep / self.samples, 0.0)
         # Old times are kept relative to the old baseline, and become relative to the new one in settle().
         self._old_baseline = self.baseline.copy()
         self._fastest[:] = np.inf
-        self._sum *= scale
-        self._square *= scale
-        self.samples = keep
-        kept = np.minimum(self.chunk_samples, 1.0)
-        self._chunk_sum = self._chunk_sum * kept / np.maximum(self.chunk_samples, 1e-9)
-        self.chunk_samples = kept
-        for evidence in (self._sum, self._square, self.samples, self._chunk_sum, self.chunk_samples):
+        noise = self.noise
+        kept, kept_chunks = stale(self.samples, noise), stale(self.chunk_samples, noise)
+        self._sum *= kept / np.maximum(self.samples, 1e-9)
+        self._chunk_sum *= kept_chunks / np.maximum(self.chunk_samples, 1e-9)
+        self.samples, self.chunk_samples = kept, kept_chunks
+        for evidence in (self._sum, self.samples, self._chunk_sum, self.chunk_samples):
             evidence[:, OWN_PAIR, 0] = 0
+        self._stale, self._stale_chunks = kept.copy(), kept_chunks.copy()
         self._baseline_sum[:] = 0
         self.baseline_n[:] = 0
         self.cusum.reset()
@@ -187,14 +192,10 @@ class KeyBook:
         old = self._old_baseline
         if old is None:
             return
-        moved = np.zeros(len(self.keys))
-        moved[: len(old)] = self.baseline[: len(old)] - old
-        stale = (self.samples > 0) & (self.samples <= 1)
-        mean = np.where(stale, self._sum + moved[:, None, None], self._sum)
-        self._square = np.where(stale, mean**2, self._square)
-        self._sum = mean
-        stale = (self.chunk_samples > 0) & (self.chunk_samples <= 1)
-        self._chunk_sum = np.where(stale, self._chunk_sum + moved[:, None, None], self._chunk_sum)
+        # Keys that came after the shift kept nothing.
+        moved = (self.baseline[: len(old)] - old)[:, None, None]
+        self._sum[: len(old)] += self._stale[: len(old)] * moved
+        self._chunk_sum[: len(old)] += self._stale_chunks[: len(old)] * moved
         self._old_baseline = None
 
     # -- answers --
@@ -203,6 +204,11 @@ class KeyBook:
     def baseline(self) -> Doubles:
         """(K,) mean log time in us of NCCL's own choice; the last known time where none was measured."""
         return np.where(self.baseline_n > 0, self._baseline_sum / np.maximum(1, self.baseline_n), self.last_time)
+
+    @property
+    def noise(self) -> npt.NDArray[np.float32]:
+        """(K,) standard deviation of the log of one time."""
+        return noise_of(self._square, self._freedom)
 
     def log_ratio(self) -> Doubles:
         """(K, N_PAIRS, N_CHANNELS) mean log time of each action over the baseline; 0 where never measured."""
@@ -215,10 +221,8 @@ class KeyBook:
     def ruled_out(self) -> npt.NDArray[np.bool_]:
         """(K, N_PAIRS, N_CHANNELS) actions that the guardrail forbids: worse than NCCL's own with confidence."""
         margin, least = self._guardrail
-        n = np.maximum(self.samples, 1e-9)
-        mean = self._sum / n
-        variance = np.maximum(self._square / n - mean**2, 1e-4)
-        worse = self.log_ratio() - 2 * np.sqrt(variance / n) > margin
+        doubt = 2 * self.noise[:, None, None] / np.sqrt(np.maximum(self.samples, 1e-9))
+        worse = self.log_ratio() - doubt > margin
         worse &= (self.samples >= least) & (self.baseline_n > 0)[:, None, None]
         worse[:, OWN_PAIR, 0] = False
         return np.asarray(worse)
@@ -239,6 +243,10 @@ class KeyBook:
         chunks = np.broadcast_to(self._chunks, (len(self.keys), N_PAIRS, N_CHUNKS)).copy()
         chunks[:, OWN_PAIR] = False
         chunks[:, :, 0] = True
+        total = np.concatenate([self._sum, self._chunk_sum], -1)
+        samples = np.concatenate([self.samples, self.chunk_samples], -1)
+        ratio = (total - samples * self.baseline[:, None, None]).astype(np.float32)
+        time, sure = combine(ratio, samples.astype(np.float32), self.noise, self._lending)
         return KeyView(
             collective=np.asarray(collective, np.int64),
             nbytes=self.nbytes.copy(),
@@ -249,8 +257,10 @@ class KeyBook:
             cost=self.cost.astype(np.float32),
             evidence=self.log_ratio().astype(np.float32),
             samples=self.samples.astype(np.float32),
-            chunk_evidence=self._ratio(self._chunk_sum, self.chunk_samples).astype(np.float32),
-            chunk_samples=self.chunk_samples.astype(np.float32),
+            channels=(time[..., :N_CHANNELS], sure[..., :N_CHANNELS]),
+            chunks=(time[..., N_CHANNELS:], sure[..., N_CHANNELS:]),
+            noise=self.noise,
+            excess=self._lending.excess(self.baseline.astype(np.float32)),
             cusum=self.cusum.score.astype(np.float32),
             congestion=np.where(np.isfinite(self._fastest), self.last_time - self._fastest, 0.0).astype(np.float32),
             skew=self.skew.astype(np.float32),

@@ -70,11 +70,16 @@ def _reached(entry: dict[str, Any]) -> str:
 
 def evaluate(
     curriculum: Curriculum,
-    checkpoint: Annotated[Path, typer.Option(help="A policy that `dynamiccl train` wrote.")],
+    checkpoint: Annotated[
+        list[Path],
+        typer.Option(
+            help="A policy that `dynamiccl train` wrote; repeated, further seeds to show how much they differ."
+        ),
+    ],
     out: Out = None,
     scenarios: Annotated[int, typer.Option(min=1, help="Jobs in each modelled split.")] = 10,
     runs: Annotated[int, typer.Option(min=1, help="Independent runs of each job and method.")] = 5,
-    learn: Annotated[int, typer.Option(min=0, help="Collectives of each key before any is measured.")] = 1000,
+    learn: Annotated[int, typer.Option(min=0, help="Collectives of each key before any is measured.")] = 2000,
     as_json: AsJson = False,
 ) -> None:
     """Judge a policy on every stage, on held-out clusters and on measured tables, beside all baselines."""
@@ -85,7 +90,7 @@ def evaluate(
     from dynamiccl_ray.evaluation_samples import SampleFile
     from dynamiccl_ray.evaluation_suite import assess
 
-    lessons, net = load_curriculum(curriculum), policy.load(checkpoint)
+    lessons, nets = load_curriculum(curriculum), [policy.load(path) for path in checkpoint]
     directory = out or Path("runs") / f"{lessons.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -95,16 +100,21 @@ def evaluate(
     with console.status("starting") as status, SampleFile(directory / "samples.parquet", procedure) as samples:
         assessment = assess(
             lessons,
-            net,
+            nets,
             scenarios=scenarios,
             procedure=procedure,
             progress=status.update,
             played=samples.write,
         )
         status.update("writing the report")
-    words = ["dynamiccl", "evaluate", curriculum, "--checkpoint", checkpoint]
+    words: list[Any] = [
+        "dynamiccl",
+        "evaluate",
+        curriculum,
+        *(word for path in checkpoint for word in ("--checkpoint", path)),
+    ]
     words += ["--scenarios", scenarios, "--runs", runs, "--learn", learn]
-    about = {"curriculum": lessons.name, "checkpoint": checkpoint.name, "command": shlex.join(map(str, words))}
+    about = {"curriculum": lessons.name, "checkpoint": checkpoint[0].name, "command": shlex.join(map(str, words))}
     report = write_evaluation_report(assessment, about, directory)
     document = {**assessment.summary, "report": str(report)}
     (directory / "evaluation.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -42,17 +42,27 @@ class Stage(Section):
     compression: tuple[tuple[Compression, Positive], ...] = (("none", 1.0),)
     """Methods and their rates, bytes after over bytes before: messages shrink by it."""
     parallelism: tuple[Parallelism, ...] = ("dp",)
+    least_phases: Count = 1
     most_phases: Count = 1
     """Of a scenario: above 1, load comes and goes while it is played."""
     dynamics: Dynamics = Dynamics()
     """What load comes from, in collectives of a key over a scenario's 3,000; still: at random."""
     spread: NotNegative = 0.15
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
+    surprise: NotNegative = 0.2
+    """Standard deviation of the logs of factors on the times of each pair of a scenario that is learned from: what a
+    model does not know of a machine must be measured there. What is validated and evaluated has none."""
     promote: Share = 0.9
     """Share of the gap to the oracle that must be closed on the stage's validation scenarios."""
     least_rounds: Count = 40
     most_rounds: Count = 400
     """The stage ends here even where ``promote`` was not reached; the run says so."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.least_phases > self.most_phases:
+            raise ValueError(f"least_phases is {self.least_phases}; it must be at most most_phases, {self.most_phases}")
+        return self
 
 
 class Learning(Section):
@@ -69,7 +79,9 @@ class Learning(Section):
     entropy: NotNegative = 0.01
     entropy_end: NotNegative = 0.001
     teacher: NotNegative = 1.0
-    """Weight of the cross entropy to what a policy that knew every time would choose; falls to 0."""
+    """Weight of the cross entropy to what a policy that knew every time would choose, at first,"""
+    teacher_end: NotNegative = 0.3
+    """and from two thirds of the rounds on."""
     rounds: Count = 600
     hidden: Count = 64
     experts: Count = 4
@@ -80,14 +92,14 @@ class Streams(Section):
 
     pool: Count = 256
     """Scenarios that a stage draws from."""
-    scenarios: Count = 36
+    scenarios: Count = 18
     """Of these, in one round."""
     keys: Count = 16
     """Of a scenario."""
-    epochs: Annotated[int, Field(ge=4)] = 8
+    epochs: Annotated[int, Field(ge=4)] = 16
     """Decisions in an episode."""
-    collectives: Count = 8
-    """Of a key, measured in an epoch."""
+    collectives: Count = 2
+    """Of a key, measured in an epoch of the least busy job."""
     rooted: Share = 0.05
     """Share of the keys that are broadcasts and reductions to a root: rare in training, and far from the best there."""
 

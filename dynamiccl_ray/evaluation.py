@@ -138,25 +138,21 @@ def evaluate(
         if not scenarios:
             raise ValueError(f"split {name!r} has no scenarios; give each at least one")
         runs = {m: [play(s, factory, procedure, seed) for s in scenarios] for m, factory in methods.items()}
-        rows.append(judged(name, runs, subject, procedure))
+        rows.append(judged(name, runs[subject], {m: relative_regret(of) for m, of in runs.items()}, procedure))
     return {"splits": rows, "seeds": list(range(seed, seed + procedure.runs))}
 
 
 def judged(
-    name: str, runs: Mapping[str, Sequence[Sequence[Trace]]], subject: str, procedure: Procedure
+    name: str, runs: Sequence[Sequence[Trace]], regret: Mapping[str, float], procedure: Procedure
 ) -> dict[str, Any]:
-    """The row of one split; ``runs`` has, by method, the traces of each scenario.
+    """The row of one split; ``runs`` has the subject's traces of each scenario, ``regret`` each method's.
 
     ``gap_closed``; ``geomean_vs_oracle`` of the keys' time ratios, and ``default_vs_oracle`` for NCCL's own choice;
     ``worst_key_vs_default`` and ``p99_key_vs_default``, the largest and the 99th percentile of the keys' times over
     NCCL's own choice; ``regret`` by method (``relative_regret``); ``adapted``, the share of shifts after which 90% of
     the gap was closed, and ``steps_to_adapt``, the median over those.
     """
-    return {"name": name, **_split(runs[subject], procedure), "regret": _each(runs)}
-
-
-def _each(runs: Mapping[str, Sequence[Sequence[Trace]]]) -> dict[str, float]:
-    return {method: relative_regret(traces) for method, traces in runs.items()}
+    return {"name": name, **_split(runs, procedure), "regret": dict(regret)}
 
 
 def _split(runs: Sequence[Sequence[Trace]], procedure: Procedure) -> dict[str, Any]:

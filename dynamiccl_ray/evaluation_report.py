@@ -28,6 +28,7 @@ def write_evaluation_report(assessment: Assessment, about: Mapping[str, str], di
         standing={row["name"]: _standing(row) for row in summary["splits"]},
         methods=list(summary["splits"][0]["regret"]),
         subject=SUBJECT,
+        least=summary["least_regret"],
         tiers=_by_tier(summary["tiers"]),
         distinct=_distinct(summary["tiers"]),
         images=inlined(_figures(assessment)),

@@ -18,14 +18,14 @@ from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.curriculum import Curriculum
-from dynamiccl_ray.evaluation import Procedure, judged, key_rows, play
+from dynamiccl_ray.evaluation import Procedure, judged, key_rows, play, relative_regret
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.policy import PolicyNetwork
 from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_of, flat_action, modelled
-from dynamiccl_ray.splits import MEASURED_NODES, evaluation_splits
+from dynamiccl_ray.splits import HELD_OUT, MEASURED_NODES, evaluation_splits
 
 SUBJECT: Final = "policy"
 TIER_PLACES: Final[Mapping[int, tuple[str, int]]] = {
@@ -52,8 +52,10 @@ class Assessment:
     """What the report is made from."""
 
     summary: dict[str, Any]
-    """``splits`` as ``evaluation.judged`` has them, measured ones with ``vendor_vs_oracle``; ``tiers`` and ``scale``,
-    the rows of the sweeps; ``seeds``; ``procedure``."""
+    """``splits`` as ``evaluation.judged`` has them, measured ones with ``vendor_vs_oracle``, and last one for all
+    held-out clusters together; each row has ``policies``, what is
+    said of every policy; ``least_regret``, by held-out cluster the method other than the oracle that had it;
+    ``tiers`` and ``scale``, the rows of the sweeps; ``seeds``; ``procedure``."""
     examples: Mapping[str, Mapping[str, Sequence[Trace]]]
     """Of each split the traces of all methods on the scenario with the most shifts."""
     tier_rows: Mapping[str, Sequence[Mapping[str, Any]]]
@@ -64,7 +66,7 @@ class Assessment:
 
 def assess(
     curriculum: Curriculum,
-    net: PolicyNetwork,
+    nets: Sequence[PolicyNetwork],
     *,
     scenarios: int,
     procedure: Procedure,
@@ -72,23 +74,36 @@ def assess(
     progress: Progress = lambda _: None,
     played: Callable[[str, Mapping[str, Sequence[Sequence[Trace]]]], None] = lambda *_: None,
 ) -> Assessment:
-    """Measures ``net`` and all baselines; ``played`` is called with each split's name and traces, which then go."""
-    methods: dict[str, Factory] = {**BASELINES, SUBJECT: learned(net)}
+    """Measures the first of ``nets`` and all baselines; ``played`` is called with each split's name and traces, which
+    then go. Further nets, trained with other seeds, are measured on the splits alone.
+    """
+    methods: dict[str, Factory] = {**BASELINES, SUBJECT: learned(nets[0])}
     splits = evaluation_splits(curriculum, scenarios, horizon_of(procedure), measured_nodes)
     vendors = dict(zip(list(splits)[len(splits) - len(measured_nodes) :], measured_nodes, strict=True))
-    rows, examples = [], {}
+    rows, examples, held = [], {}, []
     for name, of in splits.items():
         runs = {}
         for method, factory in methods.items():
             progress(f"{name}: {method}")
             runs[method] = [play(s, factory, procedure) for s in of]
-        row = judged(name, runs, SUBJECT, procedure)
+        row = judged(name, runs[SUBJECT], {m: relative_regret(each) for m, each in runs.items()}, procedure)
+        row["policies"] = [_brief(row)]
+        for i, net in enumerate(nets[1:], 2):
+            progress(f"{name}: policy {i} of {len(nets)}")
+            further = [play(s, learned(net), procedure) for s in of]
+            row["policies"].append(_brief(judged(name, further, {SUBJECT: relative_regret(further)}, procedure)))
+        if name.startswith(HELD_OUT):
+            held.append((row, runs[SUBJECT]))
         if name in vendors:
             row["vendor_vs_oracle"] = _vendor(of[0], vendors[name])
         rows.append(row)
         most = int(np.argmax([len(s.starts) for s in of]))
         examples[name] = {method: traces[most] for method, traces in runs.items()}
         played(name, runs)
+    # As many scenarios of each, so that the mean over clusters is that over scenarios.
+    regret = {m: float(np.mean([row["regret"][m] for row, _ in held])) for m in methods}
+    together = judged(HELD_OUT, [traces for _, of in held for traces in of], regret, procedure)
+    rows.append({**together, "policies": _mean_policies([row["policies"] for row, _ in held])})
     progress("cross-tier sweep")
     tier_rows, tiers = _tiers(methods, procedure)
     progress("scale sweep")
@@ -96,6 +111,7 @@ def assess(
     summary = {
         "policy": SUBJECT,
         "splits": rows,
+        "least_regret": _least(held),
         "tiers": tiers,
         "scale": [_scale_row(gpus, of, procedure) for gpus, of in traces.items()],
         "seeds": list(range(procedure.runs)),
@@ -104,6 +120,29 @@ def assess(
     whole = find_cluster(SCALE_CLUSTER).gpus_per_node
     scale = [of[0] for gpus, of in traces.items() if gpus >= whole]
     return Assessment(summary=summary, examples=examples, tier_rows=tier_rows, scale=scale)
+
+
+def _brief(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of every policy."""
+    said = ("gap_closed", "geomean_vs_oracle", "p99_key_vs_default", "adapted")
+    return {**{name: row[name] for name in said}, "regret": row["regret"][SUBJECT]}
+
+
+def _mean_policies(clusters: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each policy the mean over clusters, where every cluster has a value."""
+    out = []
+    for of in zip(*clusters, strict=True):
+        values = {name: [each[name] for each in of] for name in of[0]}
+        out.append({name: None if None in v else float(np.mean(v)) for name, v in values.items()})
+    return out
+
+
+def _least(held: Sequence[tuple[Mapping[str, Any], Any]]) -> dict[str, str]:
+    found = {}
+    for row, _ in held:
+        rivals = {method: regret for method, regret in row["regret"].items() if method != "oracle"}
+        found[row["name"].removeprefix(f"{HELD_OUT}: ")] = min(rivals, key=lambda m: rivals[m])
+    return found
 
 
 def horizon_of(procedure: Procedure) -> int:

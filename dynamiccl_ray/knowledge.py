@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.evidence import Lending, combine, stale
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Floats, KeyView
 
@@ -20,8 +21,11 @@ Bool = NDArray[np.bool_]
 class Keys:
     """What never changes of a set of streams; B of them."""
 
-    def __init__(self, *, collective: Int64, nbytes: Int64, cost: Floats, valid: Bool) -> None:
-        """``cost`` is (B, N_PAIRS), ``valid`` (B, N_PAIRS, N_CHANNELS, N_CHUNKS)."""
+    def __init__(self, *, group: Int64, collective: Int64, nbytes: Int64, cost: Floats, valid: Bool) -> None:
+        """``group`` numbers the communicators of the streams, which stand next to each other; ``cost`` is
+        (B, N_PAIRS), ``valid`` (B, N_PAIRS, N_CHANNELS, N_CHUNKS).
+        """
+        self.lending: Final = Lending(group, collective, nbytes)
         self.collective: Final = collective
         self.nbytes: Final = nbytes
         self.cost: Final = cost
@@ -40,6 +44,8 @@ class Knowledge:
         self.keys: Final = keys
         n = len(keys)
         self.baseline = np.zeros(n, np.float32)
+        self.noise = np.full(n, 0.02, np.float32)
+        """(B,) standard deviation of one log time, as far as it is known: the owner sets it."""
         self._sum = np.zeros((n, N_PAIRS, N_CHANNELS), np.float32)
         self._samples = np.zeros((n, N_PAIRS, N_CHANNELS), np.float32)
         self._chunk_sum = np.zeros((n, N_PAIRS, N_CHUNKS), np.float32)
@@ -64,7 +70,7 @@ class Knowledge:
         """
         moved = (baseline - self.baseline)[rows, None, None]
         for total, samples_of in ((self._sum, self._samples), (self._chunk_sum, self._chunk_samples)):
-            kept = np.minimum(samples_of[rows], 1.0)
+            kept = stale(samples_of[rows], self.noise[rows])
             total[rows] = kept * (total[rows] / np.maximum(samples_of[rows], 1e-9) + moved)
             samples_of[rows] = kept
             total[rows, OWN_PAIR, 0] = samples_of[rows, OWN_PAIR, 0] = 0
@@ -78,8 +84,8 @@ class Knowledge:
             samples_of[rows, OWN_PAIR, 0] += samples
         self._last[rows] = self._fastest[rows] = baseline[rows]
 
-    def record(self, actions: Int64, log_time: Floats, samples: int, cooling: float) -> None:
-        """One epoch of every stream: mean log time (B,) of so many collectives under actions (B, 3)."""
+    def record(self, actions: Int64, log_time: Floats, samples: int | Floats, cooling: float) -> None:
+        """One epoch of every stream: mean log time (B,) of so many collectives, or (B,), under actions (B, 3)."""
         pair, channels, chunk = actions.T
         self._sum[self._rows, pair, channels] += samples * log_time
         self._samples[self._rows, pair, channels] += samples
@@ -98,6 +104,9 @@ class Knowledge:
     def view(self) -> KeyView:
         """All streams as the policy sees keys."""
         n = len(self.keys)
+        total = np.concatenate([self._sum, self._chunk_sum], -1)
+        samples = np.concatenate([self._samples, self._chunk_samples], -1)
+        time, sure = combine(total - samples * self.baseline[:, None, None], samples, self.noise, self.keys.lending)
         zero = np.zeros(n, np.float32)
         return KeyView(
             collective=self.keys.collective,
@@ -109,8 +118,10 @@ class Knowledge:
             cost=self.keys.cost,
             evidence=self._ratio(self._sum, self._samples),
             samples=self._samples,
-            chunk_evidence=self._ratio(self._chunk_sum, self._chunk_samples),
-            chunk_samples=self._chunk_samples,
+            channels=(time[..., :N_CHANNELS], sure[..., :N_CHANNELS]),
+            chunks=(time[..., N_CHANNELS:], sure[..., N_CHANNELS:]),
+            noise=self.noise,
+            excess=self.keys.lending.excess(self.baseline),
             cusum=self._cusum,
             congestion=self._last - self._fastest,
             skew=zero,

@@ -139,10 +139,14 @@ class KeyView:
     """(K, N_PAIRS, N_CHANNELS) mean time seen with the action since the last shift; 0 where none."""
     samples: Floats
     """(K, N_PAIRS, N_CHANNELS) how many collectives that mean is made of."""
-    chunk_evidence: Floats
-    """(K, N_PAIRS, N_CHUNKS) the same by chunk, whatever the channels; 0 where none."""
-    chunk_samples: Floats
-    """(K, N_PAIRS, N_CHUNKS)"""
+    channels: tuple[Floats, Floats]
+    """(K, N_PAIRS, N_CHANNELS) times by own and lent evidence, and how sure they are; see ``evidence.combine``."""
+    chunks: tuple[Floats, Floats]
+    """(K, N_PAIRS, N_CHUNKS) the same by chunk, whatever the channels."""
+    noise: Floats
+    """(K,) standard deviation of the log of one time."""
+    excess: Floats
+    """(K,) log of the baseline over what the keys of the next sizes would have it be; see ``Lending.excess``."""
     cusum: Floats
     """(K,) drift score over its threshold, 1 is an alarm."""
     congestion: Floats
@@ -157,7 +161,8 @@ class KeyView:
     """(K, N_PAIRS, N_CHUNKS)"""
 
 
-PAIR_FIELDS: Final = ("available", "cost", "best", "known", "samples", "current")
+PAIR_FIELDS: Final = ("available", "cost", "best", "sure", "samples", "current")
+"""``best`` is the least time among the pair's channel counts, by all evidence, and ``sure`` how sure that is."""
 _STATIC: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("shape", (3,)),
     ("kind", (len(get_args(TopologyClass)),)),
@@ -193,9 +198,11 @@ _DYNAMIC: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("pipelined", (1,)),
     ("last_time", (1,)),
     ("idle", (1,)),
+    ("excess", (1,)),
     ("cusum", (1,)),
     ("congestion", (1,)),
     ("skew", (1,)),
+    ("noise", (1,)),
     ("heat", (1,)),
     ("pairs", (N_PAIRS, len(PAIR_FIELDS))),
     ("channels", (N_PAIRS, N_CHANNELS, 2)),
@@ -279,31 +286,34 @@ def encode(context: Context | Floats, keys: KeyView) -> Floats:
     put("pipelined", keys.pipelined[:, None])
     put("last_time", _ratio(keys.last_time)[:, None])
     put("idle", (np.log1p(keys.idle_epochs) / 4)[:, None])
+    put("excess", _ratio(keys.excess)[:, None])
     put("cusum", np.clip(keys.cusum, 0, 2)[:, None])
     put("congestion", np.clip(keys.congestion, 0, 2)[:, None])
     put("skew", np.clip(keys.skew, 0, 2)[:, None])
+    put("noise", ((np.log(keys.noise) + 4) / 2)[:, None])
     put("heat", np.reshape(keys.heat, (-1, 1)))
 
-    known = keys.samples > 0
-    best = np.where(known, keys.evidence, np.inf).min(-1)
-    known_pair = known.any(-1)
+    time, sure = keys.channels
+    known = np.where((sure > 0) & keys.valid_channels, time, np.inf)
+    best = known.argmin(-1)[..., None]
+    least = np.take_along_axis(known, best, -1)[..., 0]
+    known_pair = np.isfinite(least)
     put(
         "pairs",
         np.stack(
             [
                 keys.valid_channels.any(-1),
                 np.clip(keys.cost, 0, 4) / 4,
-                np.where(known_pair, _ratio(np.where(known_pair, best, 0.0)), 0.0),
-                known_pair,
+                _ratio(np.where(known_pair, least, 0.0)),
+                np.where(known_pair, np.take_along_axis(sure, best, -1)[..., 0], 0.0),
                 np.minimum(np.log1p(keys.samples.sum(-1)) / 4, 4),
                 np.arange(N_PAIRS) == keys.last_pair[:, None],
             ],
             -1,
         ),
     )
-    put("channels", np.stack([np.where(known, _ratio(keys.evidence), 0.0), known], -1))
-    tried = keys.chunk_samples > 0
-    put("chunks", np.stack([np.where(tried, _ratio(keys.chunk_evidence), 0.0), tried], -1))
+    put("channels", np.stack([_ratio(time), sure], -1))
+    put("chunks", np.stack([_ratio(keys.chunks[0]), keys.chunks[1]], -1))
     put("valid_channels", keys.valid_channels)
     put("valid_chunks", keys.valid_chunks)
     return out
@@ -353,9 +363,11 @@ def decode(vector: Floats) -> dict[str, object]:
         "bytes": round(2 ** (number("log_bytes") * 40)),
         "pipelined": bool(number("pipelined")),
         "last_time_ratio": float(np.exp(number("last_time"))),
+        "baseline_excess_ratio": float(np.exp(number("excess"))),
         "cusum": number("cusum"),
         "congestion_ratio": float(np.exp(number("congestion"))),
         "skew": float(np.exp(number("skew"))),
+        "noise": float(np.exp(number("noise") * 2 - 4)),
         "pairs": [dict(zip(PAIR_FIELDS, map(float, row), strict=True)) for row in pairs],
     }
 

@@ -21,14 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.evidence import SURE_SCALE, WIDE
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, PAIR_FIELDS, SIZE, part
+from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, SIZE, part
 
 MASKED: Final = -1e9
 # Logits per unit of log time at the start, and what one unit of the learned parameter is worth: its gradient steps are
 # as small as everyone's, and it has far to go.
-EVIDENCE_WEIGHT: Final = 2.0
-EVIDENCE_SCALE: Final = 20.0
+TIME_WEIGHT: Final = (2.0, 1.0, 1.0)
+TIME_SCALE: Final = 20.0
 # The same for NCCL's own prediction, of which a unit of the feature is four of log time.
 COST_WEIGHT: Final = 4.0
 # Of NCCL's own channels and chunk, in logits.
@@ -64,14 +65,15 @@ class PolicyNetwork(nn.Module):
         self.pair_features = nn.Linear(N_PAIR_FIELDS, hidden, bias=False)
         # What no feature says of a pair.
         self.pair_names = nn.Parameter(torch.zeros(N_PAIRS, hidden))
-        self.heads = _last(hidden, 1 + N_CHANNELS + N_CHUNKS)
-        # A measured time also counts directly: two pairs a few per cent apart look alike to a saturating network.
-        self.evidence_weight = nn.Parameter(torch.tensor(EVIDENCE_WEIGHT / EVIDENCE_SCALE))
+        self.score = _last(hidden, 1)
+        # Channels and chunk given the pair.
+        self.details = _last(hidden, N_CHANNELS + N_CHUNKS)
+        # Measured times also count directly, of pairs, channels and chunks: two of them a few per cent apart look alike
+        # to a saturating network. Once as they are, and once by how many standard errors they are behind the best.
+        self.time_weight = nn.Parameter(torch.tensor(TIME_WEIGHT) / TIME_SCALE)
+        self.behind_weight = nn.Parameter(torch.ones(3))
         # NCCL's belief is a guess: better than none where nothing was measured.
-        self.cost_weight = nn.Parameter(torch.tensor(COST_WEIGHT / EVIDENCE_SCALE))
-        # Time measured and whether measured, per channel count and per chunk.
-        self.channel_evidence = nn.Linear(2, 1, bias=False)
-        self.chunk_evidence = nn.Linear(2, 1, bias=False)
+        self.cost_weight = nn.Parameter(torch.tensor(COST_WEIGHT / TIME_SCALE))
         # NCCL's own channels and chunk are where to start from.
         self.own = nn.Parameter(torch.tensor([OWN_BIAS, OWN_BIAS]))
         self.value_head = nn.Sequential(nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 1))
@@ -92,29 +94,48 @@ class PolicyNetwork(nn.Module):
         out = torch.cat([out, part(obs, "communication_ratio")], -1)
         return out, {"h": h.transpose(0, 1), "c": c.transpose(0, 1)}
 
-    def logits(self, obs: Tensor, features: Tensor) -> Tensor:
-        """Masked logits (B, T, ACTION_LOGITS), normalised: they are the log-probabilities of each head's values."""
+    def pairs(self, obs: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of pairs (B, T, N_PAIRS), and what ``given`` needs of each, (B, T, N_PAIRS, hidden)."""
         pairs = part(obs, "pairs")
-        cooling = 1 / (1 + part(obs, "heat")).unsqueeze(-1)
         gate = torch.softmax(self.gate(torch.cat([part(obs, name) for name in _GATED_BY], -1)), -1)
         experts = self.expert(features[..., : self.hidden]).unflatten(-1, (self.experts, self.hidden))
         mixed = (gate.unsqueeze(-1) * experts).sum(-2)
-        x = torch.tanh(mixed.unsqueeze(-2) + self.pair_features(pairs) + self.pair_names)
-        score, channels, chunks = torch.split(self.heads(x), [1, N_CHANNELS, N_CHUNKS], -1)
-        valid = part(obs, "valid_channels") > 0
-        known = pairs[..., PAIR_FIELDS.index("known")]
-        measured = pairs[..., PAIR_FIELDS.index("best")] * known
-        believed = pairs[..., PAIR_FIELDS.index("cost")] * (1 - known)
-        pair = score.squeeze(-1) - EVIDENCE_SCALE * (self.evidence_weight * measured + self.cost_weight * believed)
-        pair = (pair * cooling.squeeze(-1)).masked_fill(~valid.any(-1), MASKED)
-        channels = channels + self.channel_evidence(part(obs, "channels")).squeeze(-1)
-        channels = torch.cat([channels[..., :1] + self.own[0], channels[..., 1:]], -1)
-        channels = (channels * cooling).masked_fill(~valid, MASKED)
-        chunks = chunks + self.chunk_evidence(part(obs, "chunks")).squeeze(-1)
-        chunks = torch.cat([chunks[..., :1] + self.own[1], chunks[..., 1:]], -1)
-        chunks = (chunks * cooling).masked_fill(part(obs, "valid_chunks") <= 0, MASKED)
-        # Once, and not again in each of log_prob and entropy: this is the most expensive step of an update.
-        pair, channels, chunks = (torch.log_softmax(x, -1) for x in (pair, channels, chunks))
+        x = torch.relu(mixed.unsqueeze(-2) + self.pair_features(pairs) + self.pair_names)
+        available, cost, best, sure = (pairs[..., i] for i in range(4))
+        believed = cost * (sure == 0)
+        score = self.score(x).squeeze(-1) - TIME_SCALE * self.cost_weight * believed
+        return self._settle(obs, score, best, sure, available > 0, 0), x
+
+    def given(self, obs: Tensor, x: Tensor, pair: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of channels and of chunks given pairs, (B, T, N, N_CHANNELS) and (B, T, N, N_CHUNKS).
+
+        ``pair`` (B, T, N) has the pairs' numbers; all of them where it is absent.
+        """
+        if pair is not None:
+            x = _rows(x, pair)
+        heads = torch.split(self.details(x), [N_CHANNELS, N_CHUNKS], -1)
+        out = []
+        for i, (score, name) in enumerate(zip(heads, ("channels", "chunks"), strict=True)):
+            evidence, valid = part(obs, name), part(obs, f"valid_{name}")
+            if pair is not None:
+                evidence = _rows(evidence.flatten(-2), pair).reshape(*pair.shape, -1, 2)
+                valid = _rows(valid, pair)
+            own = torch.cat([score[..., :1] + self.own[i], score[..., 1:]], -1)
+            out.append(self._settle(obs, own, evidence[..., 0], evidence[..., 1], valid > 0, 1 + i))
+        return out[0], out[1]
+
+    def _settle(self, obs: Tensor, score: Tensor, time: Tensor, sure: Tensor, valid: Tensor, head: int) -> Tensor:
+        """Log-probabilities (..., V) of a head's values by their scores and what was measured of them."""
+        cooling = 1 / (1 + part(obs, "heat"))
+        cooling = cooling.unsqueeze(-1) if score.dim() > cooling.dim() else cooling
+        direct = TIME_SCALE * self.time_weight[head] * time + self.behind_weight[head] * _behind(time, sure, valid)
+        # Normalised once, and not again in each of log_prob and entropy.
+        return torch.log_softmax(((score - direct) * cooling).masked_fill(~valid, MASKED), -1)
+
+    def logits(self, obs: Tensor, features: Tensor) -> Tensor:
+        """Masked logits (B, T, ACTION_LOGITS), normalised: they are the log-probabilities of each head's values."""
+        pair, x = self.pairs(obs, features)
+        channels, chunks = self.given(obs, x)
         return torch.cat([pair, channels.flatten(-2), chunks.flatten(-2)], -1)
 
     def values(self, features: Tensor) -> Tensor:
@@ -147,6 +168,19 @@ def load(path: Path) -> PolicyNetwork:
     return net.eval()
 
 
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` (..., N) of x (..., R, F): (..., N, F)."""
+    return x.gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def _behind(time: Tensor, sure: Tensor, valid: Tensor) -> Tensor:
+    """By how many standard errors of their difference each time (..., V) is behind the least, 8 at most."""
+    deviation = WIDE * torch.exp(-SURE_SCALE * sure)
+    least, at = time.masked_fill(~valid, torch.inf).min(-1, keepdim=True)
+    least = torch.where(torch.isfinite(least), least, 0.0)
+    return ((time - least) / torch.hypot(deviation, deviation.gather(-1, at))).clamp(0, 8)
+
+
 def _last(inputs: int, outputs: int) -> nn.Linear:
     """A small last layer, so that an untrained policy is close to uniform over what is valid."""
     layer = nn.Linear(inputs, outputs)
@@ -175,6 +209,19 @@ def entropy(logits: Tensor) -> Tensor:
     return -(p * pair).sum(-1) + (p * inner).sum(-1)
 
 
+def chosen_log_prob(logits: Tensor, actions: Tensor) -> Tensor:
+    """``log_prob`` (...) from normalised logits (..., N_PAIRS + N_CHANNELS + N_CHUNKS): of all pairs, and of channels
+    and chunks given the action's own pair.
+    """
+    heads = torch.split(logits, list(ACTION_HEADS), -1)
+    return torch.cat([head.gather(-1, actions[..., i : i + 1].long()) for i, head in enumerate(heads)], -1).sum(-1)
+
+
+def chosen_entropy(logits: Tensor) -> Tensor:
+    """Entropy (...) from the same: over pairs, and given the action's pair."""
+    return torch.stack([-(head.exp() * head).sum(-1) for head in torch.split(logits, list(ACTION_HEADS), -1)]).sum(0)
+
+
 def greedy(logits: Tensor) -> Tensor:
     """The most likely pair, then its most likely channels and chunk: (..., 3)."""
     pair, channels, chunks = split_logits(logits)
@@ -189,14 +236,13 @@ def greedy(logits: Tensor) -> Tensor:
     )
 
 
-def sample(logits: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Actions (..., 3) drawn under normalised logits (..., ACTION_LOGITS), and their log-probabilities (...)."""
-    pair, channels, chunks = split_logits(logits)
-    chosen, log_p = _draw(pair, generator)
-    parts = [chosen]
-    for given in (channels, chunks):
-        index = chosen[..., None, None].expand(*chosen.shape, 1, given.shape[-1])
-        drawn, log_q = _draw(given.gather(-2, index).squeeze(-2), generator)
+def sample(net: PolicyNetwork, obs: Tensor, features: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Actions (B, T, 3) drawn for observations (B, T, observation.SIZE), and their log-probabilities (B, T)."""
+    scores, x = net.pairs(obs, features)
+    pair, log_p = _draw(scores, generator)
+    parts = [pair]
+    for head in net.given(obs, x, pair.unsqueeze(-1)):
+        drawn, log_q = _draw(head.squeeze(-2), generator)
         parts.append(drawn)
         log_p = log_p + log_q
     return torch.stack(parts, -1), log_p

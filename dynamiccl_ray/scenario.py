@@ -21,6 +21,7 @@ from dynamiccl_ray.fabric.dynamics import Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.measured import MeasuredFabric
 from dynamiccl_ray.fabric.physics import BUFFER_BYTES, Physics
+from dynamiccl_ray.gates import hands_off
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Topology
 from dynamiccl_ray.table import Action
@@ -165,9 +166,12 @@ def modelled(
     times[:, key, 1 + N_PROTOCOLS * algorithm + protocol, channels, chunk] = priced
     own_pair = 1 + N_PROTOCOLS * choice.algorithm + choice.protocol
     times[:, :, OWN_PAIR, 0, 0] = times[:, np.arange(len(sizes)), own_pair, 0, 0]
+    context = Context(topology=topology_of(cluster, nodes), **(about or {}))
+    if hands_off(context):
+        times[:, :, OWN_PAIR + 1 :] = np.nan
     return Scenario(
         cluster=cluster.name,
-        context=Context(topology=topology_of(cluster, nodes), **(about or {})),
+        context=context,
         collective=np.asarray(collectives, np.int64),
         nbytes=np.asarray(sizes, np.int64),
         weight=np.broadcast_to(np.asarray(weight, np.float64), sizes.shape).copy(),

@@ -7,7 +7,7 @@ Sizes are log-uniform within the ranges of some kinds of traffic: a decoding ste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Final, get_args
 
 import numpy as np
@@ -18,8 +18,19 @@ from dynamiccl_ray.fabric.dynamics import Dynamics, Failures, Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.load_streams import LoadStreams
 from dynamiccl_ray.fabric.randomise import randomised
-from dynamiccl_ray.knobs import Collective
-from dynamiccl_ray.observation import Caller, Compression, GpuSharing, Llm, Parallelism, Scheduler, SyncMode, Workload
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
+from dynamiccl_ray.observation import (
+    N_CHANNELS,
+    N_CHUNKS,
+    Caller,
+    Compression,
+    GpuSharing,
+    Llm,
+    Parallelism,
+    Scheduler,
+    SyncMode,
+    Workload,
+)
 from dynamiccl_ray.scenario import Scenario, modelled
 
 
@@ -64,11 +75,15 @@ class Sampling:
     """What the scenarios have in common."""
 
     keys: int = 16
+    least_phases: int = 1
     most_phases: int = 4
     horizon: int = 3000
     """Steps over which the shifts are spread."""
     spread: float = 0.2
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
+    surprise: float = 0.0
+    """Standard deviation of the logs of factors on the times of each pair, a part of it growing or falling with size,
+    and a quarter of it of each channel count and chunk: what the model does not know of a machine."""
     sigma: tuple[float, float] = (0.005, 0.05)
     """Least and most noise; log-uniform between them."""
     rooted: float = 0.05
@@ -105,10 +120,10 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
     collective = np.array([rng.choice(t.collectives) for t in drawn])
     nbytes = np.maximum(256, rate * 2 ** rng.uniform(*np.array([t.log2_bytes for t in drawn]).T)).astype(np.int64)
     order = np.lexsort((nbytes, collective))
-    shifts = rng.integers(0, s.most_phases)
+    shifts = rng.integers(s.least_phases - 1, s.most_phases)
     # At least one step of each phase.
     starts = np.sort(rng.choice(np.arange(1, s.horizon), shifts, replace=False))
-    return modelled(
+    scenario = modelled(
         randomised(cluster, rng, s.spread),
         nodes,
         collective=collective[order],
@@ -120,6 +135,18 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
         tail=Tail(probability=s.rare * int(rng.integers(2))),
         about=_about(rng, s, purpose, compression, rate),
     )
+    return _surprised(scenario, rng, s.surprise) if s.surprise > 0 else scenario
+
+
+def _surprised(scenario: Scenario, rng: np.random.Generator, surprise: float) -> Scenario:
+    octaves = (np.log2(scenario.nbytes) - 18) / 12
+    level, tilt = rng.standard_normal((2, N_PAIRS))
+    pair = level + octaves[:, None] * tilt
+    channels, chunk = rng.standard_normal((N_PAIRS, N_CHANNELS)) / 4, rng.standard_normal((N_PAIRS, N_CHUNKS)) / 4
+    factor = np.exp(surprise * (pair[:, :, None, None] + channels[:, :, None] + chunk[:, None]))
+    # NCCL's own choice is one of the others, under another name.
+    factor[:, OWN_PAIR, 0, 0] = factor[np.arange(len(octaves)), scenario.own_pair, 0, 0]
+    return replace(scenario, times_us=(scenario.times_us * factor).astype(np.float32))
 
 
 def _loads(

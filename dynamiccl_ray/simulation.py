@@ -15,13 +15,17 @@ from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_acti
 Int64 = NDArray[np.int64]
 
 # Collectives that measure NCCL's own choice before anything is tried.
-BASELINE_SAMPLES: Final = 8
+BASELINE_SAMPLES: Final = 4
 # After a shift, logits are divided by 1 + this, and it shrinks by the factor every epoch.
 HEAT: Final = 1.0
 COOLING: Final = 0.7
 # Of the reward: a log ratio beyond this is clipped.
 LIMIT: Final = 2.0
-_AS_GOOD: Final = 0.005
+_AS_GOOD: Final = 0.002
+# An epoch measures up to so many times the collectives, by factors of 2: runs differ in how busy they are.
+_BUSIER: Final = 8
+# Standard deviation of the log of the noise as it is estimated.
+_NOISE_SPREAD: Final = 0.15
 
 
 class Simulation:
@@ -33,13 +37,15 @@ class Simulation:
     """
 
     def __init__(self, scenarios: Sequence[Scenario], *, epochs: int, collectives: int, seed: int) -> None:
-        """``collectives`` of a key are measured in each epoch."""
+        """Of a key ``collectives`` or more are measured in each epoch."""
         self.epochs: Final = epochs
-        self._collectives: Final = collectives
+        self._least: Final = collectives
+        self._collectives = np.zeros(0, np.float32)
         self._rng: Final = np.random.default_rng(seed)
         counts = [len(s.nbytes) for s in scenarios]
         self._scenario: Final = np.repeat(np.arange(len(scenarios)), counts)
         self.keys: Final = Keys(
+            group=self._scenario,
             collective=np.concatenate([s.collective for s in scenarios]),
             nbytes=np.concatenate([s.nbytes for s in scenarios]),
             cost=np.concatenate([s.cost for s in scenarios]),
@@ -76,6 +82,10 @@ class Simulation:
         self._phase, self._next = first, (first + onward) % self._phases
         self._shift_at = np.where(shifts, when, self.epochs)
         self._epoch = 0
+        busier = 2 ** rng.uniform(0, np.log2(_BUSIER), n)[self._scenario]
+        self._collectives = np.round(self._least * busier).astype(np.float32)
+        estimated = self._sigma * np.exp(_NOISE_SPREAD * rng.standard_normal(len(self), np.float32))
+        self.knowledge.noise = np.maximum(estimated, np.float32(0.005))
         everywhere, baseline = np.ones(len(self), np.bool_), self._measure(self._own(), BASELINE_SAMPLES)
         self.knowledge.begin(everywhere, baseline, BASELINE_SAMPLES)
         return self._observe()
@@ -108,9 +118,9 @@ class Simulation:
     def _own(self) -> Int64:
         return np.full(len(self), OWN_ACTION)
 
-    def _measure(self, flat: Int64, collectives: int) -> Floats:
+    def _measure(self, flat: Int64, collectives: int | Floats) -> Floats:
         """Mean log time of so many collectives."""
-        noise = self._rng.standard_normal(len(self), np.float32) * self._sigma / np.float32(np.sqrt(collectives))
+        noise = self._rng.standard_normal(len(self), np.float32) * self._sigma / np.sqrt(np.float32(collectives))
         return np.asarray(self._log_us[self._first + self._phase, flat] + noise)
 
     def _observe(self) -> Floats:
@@ -118,7 +128,7 @@ class Simulation:
 
 
 def _teach(log_us: Floats) -> Int64:
-    """The first action of each row (R, A) that is as good as the best to half a per cent.
+    """The first action of each row (R, A) that is as good as the best to 0.2 %.
 
     The first are NCCL's own choice, its own channels and its own chunk: what is not worth changing is left alone, and
     what makes no difference is decided alike everywhere.

@@ -80,7 +80,8 @@ class _Run:
 
     def _sample(self, stage: int, kind: int, count: int) -> list[Scenario]:
         seed = (self._curriculum.seed, kind, stage)
-        return stage_scenarios(self._curriculum.stages[stage], self._curriculum, seed, count)
+        learning = kind == _TRAINING
+        return stage_scenarios(self._curriculum.stages[stage], self._curriculum, seed, count, learning=learning)
 
     def _simulation(self, index: int, number: int) -> Simulation:
         """A round's streams: half of them from the stage, half from all stages so far, so that none is forgotten."""

@@ -31,7 +31,7 @@ def curriculum_config(curriculum: Curriculum, simulation: Callable[[int, int], S
         .learners(
             num_learners=0,
             learner_class=TaughtPPOLearner,
-            learner_config_dict={"teacher": [[0, learning.teacher], [learning.rounds * 2 // 3, 0.0]]},
+            learner_config_dict={"teacher": [[0, learning.teacher], [learning.rounds * 2 // 3, learning.teacher_end]]},
             learner_connector=lambda *spaces: StackEpisodes(*spaces, gamma=learning.gamma, lambda_=learning.lambda_),
             add_default_connectors_to_learner_pipeline=False,
         )

@@ -12,6 +12,7 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.models.torch.torch_distributions import TorchDistribution
 from torch import Tensor
 
+from actors.fabric_runner import TEACHER
 from dynamiccl_ray import policy
 
 
@@ -53,6 +54,27 @@ class ActionDistribution(TorchDistribution):  # type: ignore[misc]
         return cls(logits=logits)
 
 
+class ChosenDistribution(ActionDistribution):
+    """The same joint, where channels and chunk are known only for the pairs of the actions that are asked about.
+
+    Updates need no more: most of an update's time would go into what follows pairs that nobody chose.
+    """
+
+    def logp(self, value: Tensor, **_: Any) -> Tensor:
+        return policy.chosen_log_prob(self.logits, value)
+
+    def entropy(self) -> Tensor:
+        """Exact over pairs; of what follows, that of the chosen pair, which is right on average."""
+        return policy.chosen_entropy(self.logits)
+
+    def sample(self, **_: Any) -> Tensor:
+        raise TypeError("only ActionDistribution knows enough to draw from")
+
+    @staticmethod
+    def required_input_dim(space: Any, **_: Any) -> int:
+        return sum(policy.ACTION_HEADS)
+
+
 class ConfigurationModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
     """Agent-2. Model config: ``hidden`` units, ``experts`` and ``max_seq_len``, epochs of a training sequence; or
     ``policy``, the file of a trained one to start from, whose sizes then hold."""
@@ -75,6 +97,24 @@ class ConfigurationModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc
             Columns.STATE_OUT: state,
             Columns.EMBEDDINGS: features,
         }
+
+    def _forward_train(self, batch: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """For the batch's actions alone, and for the teacher's where there is one."""
+        obs = batch[Columns.OBS]
+        features, state = self.net.features(obs, batch[Columns.STATE_IN])
+        pair, x = self.net.pairs(obs, features)
+        actions = [batch[name] for name in (Columns.ACTIONS, TEACHER) if name in batch]
+        channels, chunks = self.net.given(obs, x, torch.stack([a[..., 0].long() for a in actions], -1))
+        inputs = [torch.cat([pair, channels[..., i, :], chunks[..., i, :]], -1) for i in range(len(actions))]
+        return {
+            Columns.ACTION_DIST_INPUTS: inputs[0],
+            TEACHER: inputs[-1],
+            Columns.STATE_OUT: state,
+            Columns.EMBEDDINGS: features,
+        }
+
+    def get_train_action_dist_cls(self) -> type[ActionDistribution]:
+        return ChosenDistribution
 
     def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
         if embeddings is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
-from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import Tensor
@@ -31,7 +30,7 @@ class TaughtPPOLearner(PPOTorchLearner):  # type: ignore[misc]
         loss: Tensor = super().compute_loss_for_module(module_id=module_id, config=config, batch=batch, fwd_out=fwd_out)
         weight = self._teacher.get_current_value()
         if weight > 0:
-            loss = loss - weight * policy.log_prob(fwd_out[Columns.ACTION_DIST_INPUTS], batch[TEACHER]).mean()
+            loss = loss - weight * policy.chosen_log_prob(fwd_out[TEACHER], batch[TEACHER]).mean()
         return loss
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:

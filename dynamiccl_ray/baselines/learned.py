@@ -10,6 +10,7 @@ import torch
 
 from dynamiccl_ray import policy
 from dynamiccl_ray.baselines.method import Bool, Factory, Float64, Int64, Method
+from dynamiccl_ray.evidence import noise_of
 from dynamiccl_ray.experiment import Guardrail, Trigger
 from dynamiccl_ray.knobs import OWN_PAIR
 from dynamiccl_ray.knowledge import Keys, Knowledge
@@ -18,14 +19,18 @@ from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_acti
 from dynamiccl_ray.simulation import BASELINE_SAMPLES, COOLING
 from dynamiccl_ray.trigger import Cusum
 
-EPOCH: Final = 8
-"""Collectives of each key between two decisions."""
-SETTLED: Final = 48
+DRAWN, EPOCH = 2, 8
+"""Collectives of each key between two decisions: while they are drawn, and after that."""
+SETTLED: Final = 96
 """Decisions after which nothing new is tried until the next shift. Until then they are drawn from the policy, so that
-what it holds likely is measured; its certainty comes from a model and is halved."""
-_CERTAINTY: Final = 0.5
-# As in the online loop: no estimate of the noise is taken to be smaller.
-_LEAST_VARIANCE: Final = 1e-4
+what it holds likely is measured; its certainty comes from a model, so that it is taken with a grain of salt."""
+COMPARED: Final = 24
+"""Further decisions, in which what may still be the best is measured in turn."""
+_HEAT: Final = 0.5
+# Collectives of an action before drift is looked for in further ones.
+_KNOWN: Final = 8
+# Decisions after which the recurrent state begins anew, as in training and in the online loop.
+_ROUND: Final = 16
 
 
 def learned(net: policy.PolicyNetwork) -> Factory:
@@ -42,10 +47,11 @@ class LearnedPolicy(Method):
     """The product's loop without updates of the weights.
 
     First NCCL's own choice is measured, for ``BASELINE_SAMPLES`` collectives; then the policy chooses, once an epoch:
-    drawn for ``SETTLED`` decisions, after that what it holds most likely to be best. A drift detector watches every
-    key while its action stays the same. An alarm of one key means that the network has changed: NCCL's own choice is
-    measured anew, and older evidence becomes a hint. The guardrail forbids what was worse than NCCL's own choice with
-    confidence, and what was measured better with confidence goes before what the policy likes.
+    drawn for ``SETTLED`` decisions; after ``COMPARED`` more, what was measured to be the best. A drift detector watches
+    every key for times that are not what is known of its action. An alarm of one key means that the network has
+    changed: NCCL's own choice is measured anew, and older evidence becomes a hint. The guardrail forbids what was worse
+    than NCCL's own choice with confidence, and what was measured better with confidence goes before what the policy
+    likes.
     """
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator, net: policy.PolicyNetwork) -> None:
@@ -54,6 +60,7 @@ class LearnedPolicy(Method):
         self._draws: Final = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
         self._knowledge: Final = Knowledge(
             Keys(
+                group=np.zeros(self.n_keys, np.int64),
                 collective=scenario.collective,
                 nbytes=scenario.nbytes,
                 cost=scenario.cost,
@@ -61,14 +68,12 @@ class LearnedPolicy(Method):
             )
         )
         self._context: Final = encode_context(scenario.context)
-        self._state = {name: h.expand(self.n_keys, *h.shape) for name, h in net.initial_state().items()}
         self._guardrail: Final = Guardrail()
         self._cusum: Final = Cusum(Trigger().arl0)
         self._cusum.grow(self.n_keys)
         self._actions: Int64 = np.full(self.n_keys, OWN_ACTION)
-        self._watched: Int64 = np.full(self.n_keys, -1)
         self._log_us: list[Float64] = []
-        self._baseline = True
+        self._baseline, self._epoch = True, DRAWN
         # Since the last shift, by action.
         self._sum, self._samples = np.zeros(self.valid.shape), np.zeros(self.valid.shape)
         self._decisions = 0
@@ -82,7 +87,7 @@ class LearnedPolicy(Method):
 
     def observe(self, actions: Int64, time_us: Float64) -> None:
         self._log_us.append(np.log(time_us))
-        if len(self._log_us) == (BASELINE_SAMPLES if self._baseline else EPOCH):
+        if len(self._log_us) == (BASELINE_SAMPLES if self._baseline else self._epoch):
             log_us = np.stack(self._log_us)
             self._log_us.clear()
             self._end(log_us)
@@ -106,52 +111,61 @@ class LearnedPolicy(Method):
             self._actions = np.full(self.n_keys, OWN_ACTION)
             return
         else:
-            self._knowledge.record(np.stack(action_parts(self._actions), -1), mean, EPOCH, COOLING)
+            self._knowledge.record(np.stack(action_parts(self._actions), -1), mean, len(log_us), COOLING)
         self._sum[self.rows, self._actions] += log_us.sum(0)
         self._samples[self.rows, self._actions] += len(log_us)
         self._square += ((log_us - log_us.mean(0)) ** 2).sum(0)
         self._freedom += len(log_us) - 1
+        self._knowledge.noise = noise_of(self._square, self._freedom)
         self._decide()
 
     def _drifted(self, log_us: Float64) -> bool:
-        # Another action has another time: that is no drift.
-        self._cusum.reset(np.flatnonzero(self._actions != self._watched))
-        self._watched = self._actions
-        return any(self._cusum.update(k, log_us[:, k]) is not None for k in range(self.n_keys))
+        # Against what is known of the very action: that another has another time is no drift.
+        samples = self._samples[self.rows, self._actions]
+        residual = log_us - self._sum[self.rows, self._actions] / np.maximum(samples, 1.0)
+        known = np.flatnonzero(samples >= _KNOWN)
+        return any(self._cusum.update(int(k), residual[:, k]) is not None for k in known)
 
     def _decide(self) -> None:
         view = self._knowledge.view()
         view = replace(view, valid_channels=view.valid_channels & ~self._ruled_out(view))
-        with torch.no_grad():
-            obs = torch.from_numpy(encode(self._context, view)).unsqueeze(1)
-            features, self._state = self._net.features(obs, self._state)
-            logits = self._net.logits(obs, features)[:, 0]
-            if self._decisions < SETTLED:
-                actions, _ = policy.sample(logits * _CERTAINTY, self._draws)
-            else:
-                actions = policy.greedy(logits)
+        if self._decisions % _ROUND == 0:
+            self._state = {name: h.expand(self.n_keys, *h.shape) for name, h in self._net.initial_state().items()}
+        drawing = self._decisions < SETTLED
+        self._actions = self._drawn(view) if drawing else self._measured()
         self._decisions += 1
-        self._actions = self._proven(flat_action(*actions.numpy().T))
+        self._epoch = DRAWN if drawing else EPOCH
 
-    def _proven(self, wanted: Int64) -> Int64:
-        """(K,) what the policy wants, or the best that was measured where that is better with confidence.
+    def _drawn(self, view: KeyView) -> Int64:
+        """(K,) drawn from the policy; the best that was measured where that is better with confidence."""
+        with torch.no_grad():
+            obs = torch.from_numpy(encode(self._context, replace(view, heat=_HEAT))).unsqueeze(1)
+            features, self._state = self._net.features(obs, self._state)
+            drawn, _ = policy.sample(self._net, obs, features, self._draws)
+        wanted = flat_action(*drawn[:, 0].numpy().T)
+        best, contends = self._contenders()
+        tried = self._samples[self.rows, wanted] > 0
+        return np.asarray(np.where(tried & ~contends[self.rows, wanted], best, wanted))
 
-        What was not measured is tried only among the first decisions: the policy has learned from shorter episodes,
-        and would now and then go on trying for ever.
-        """
-        mean = np.where(self._samples > 0, self._sum / np.maximum(self._samples, 1.0), np.inf)
+    def _measured(self) -> Int64:
+        """(K,) of what may still be the best, what was measured least; in the end the best."""
+        best, contends = self._contenders()
+        if self._decisions >= SETTLED + COMPARED:
+            return best
+        return np.asarray(np.where(contends, self._samples, np.inf).argmin(-1), np.int64)
+
+    def _contenders(self) -> tuple[Int64, Bool]:
+        """(K,) the best that was measured, and (K, A) what is not behind it with confidence."""
+        samples = np.maximum(self._samples, 1.0)
+        mean = np.where(self._samples > 0, self._sum / samples, np.inf)
         best = mean.argmin(-1)
-        tried, samples = self._samples[self.rows, wanted] > 0, np.maximum(self._samples, 1.0)
-        doubt = 2 * np.sqrt(
-            self._square / self._freedom * (1 / samples[self.rows, best] + 1 / samples[self.rows, wanted])
-        )
-        ahead = mean[self.rows, wanted] - mean[self.rows, best] > doubt
-        return np.asarray(np.where(ahead & (tried | (self._decisions > SETTLED)), best, wanted))
+        counted = 1 / samples + 1 / samples[self.rows, best][:, None]
+        ahead = 2 * self._knowledge.noise[:, None] * np.sqrt(counted)
+        return best, mean - mean[self.rows, best][:, None] <= ahead
 
     def _ruled_out(self, view: KeyView) -> Bool:
         """(K, N_PAIRS, N_CHANNELS), as ``KeyBook`` does it."""
-        variance = np.maximum(self._square / self._freedom, _LEAST_VARIANCE)[:, None, None]
-        doubt = 2 * np.sqrt(variance / np.maximum(view.samples, 1.0))
+        doubt = 2 * view.noise[:, None, None] / np.sqrt(np.maximum(view.samples, 1.0))
         worse = (view.samples >= self._guardrail.samples) & (view.evidence - doubt > self._guardrail.margin)
         worse[:, OWN_PAIR, 0] = False
         return np.asarray(worse)

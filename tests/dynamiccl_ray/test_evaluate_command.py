@@ -60,30 +60,37 @@ def test_a_tiny_evaluation(
     monkeypatch.setattr(evaluation_suite, "TIER_BYTES", TIER_BYTES[::5])
     monkeypatch.setattr(evaluation_suite, "SCALE_BYTES", evaluation_suite.SCALE_BYTES[::10])
     out = tmp_path / "out"
-    small = ["--scenarios", "2", "--runs", "1", "--learn", "20", "--out", str(out), "--json"]
+    # The same policy as a further seed: noise and jobs are the same, and so is what is said of it.
+    small = [*inputs[1:], "--scenarios", "2", "--runs", "1", "--learn", "20", "--out", str(out), "--json"]
     result = CliRunner().invoke(app, ["evaluate", *inputs, *small], catch_exceptions=False)
     assert result.exit_code == 0
     document: dict[str, Any] = json.loads(result.stdout)
     assert document["seeds"] == [0]
     assert [split["name"] for split in document["splits"]] == [
         "training: near",
-        "held out",
+        "held out: cloud-tcp",
         *(f"measured p5en, {n} nodes" for n in (4, 8, 16, 32)),
+        "held out",
     ]
+    rivals = {method: regret for method, regret in document["splits"][-1]["regret"].items() if method != "oracle"}
+    assert document["least_regret"] == {"cloud-tcp": min(rivals, key=lambda method: rivals[method])}
     for split in document["splits"]:
         keys = {"name", "gap_closed", "geomean_vs_oracle", "worst_key_vs_default", "p99_key_vs_default", "regret"}
         assert keys <= set(split)
         assert {SUBJECT, "nccl", "oracle", "bandit"} <= set(split["regret"])
         assert split["regret"]["oracle"] == 0
         assert split["geomean_vs_oracle"] >= 1
-    vendors = {split["name"]: split["vendor_vs_oracle"] for split in document["splits"][2:]}
+        first, second = split["policies"]
+        assert first == second
+        assert first["regret"] == split["regret"][SUBJECT]
+    vendors = {split["name"]: split["vendor_vs_oracle"] for split in document["splits"][2:-1]}
     assert vendors["measured p5en, 8 nodes"] > 1
     assert vendors["measured p5en, 4 nodes"] is None
     assert {row["tier"] for row in document["tiers"]} == set(TIER_PLACES)
     assert [row["gpus"] for row in document["scale"]] == list(SCALE_GPUS)
 
     page = Path(document["report"]).read_text(encoding="utf-8")
-    assert page.count("data:image/png;base64,") == len(document["splits"]) + 2
+    assert page.count("data:image/png;base64,") == len(document["splits"]) - 1 + 2
     assert "<script" not in page
     assert "http" not in page
     assert json.loads((out / "evaluation.json").read_text()) == document

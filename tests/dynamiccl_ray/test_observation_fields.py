@@ -89,10 +89,13 @@ FIELDS: Final[dict[str, dict[str, tuple[str, str, Any]]]] = {
         "last time": ("last_time", "last_time", EVERYTHING),
         "time since last use": ("idle_epochs", "idle", EVERYTHING),
         "NCCL's costs": ("cost", *_pair("cost")),
-        "times measured, by pair": ("evidence", *_pair("best")),
+        "times measured, by pair": ("channels", *_pair("best")),
+        "how sure they are": ("channels", *_pair("sure")),
         "samples, by pair": ("samples", *_pair("samples")),
-        "times measured, by channels": ("evidence", "channels", EVERYTHING),
-        "times measured, by chunk": ("chunk_evidence", "chunks", EVERYTHING),
+        "times measured, by channels": ("channels", "channels", EVERYTHING),
+        "times measured, by chunk": ("chunks", "chunks", EVERYTHING),
+        "noise": ("noise", "noise", EVERYTHING),
+        "excess of the baseline": ("excess", "excess", EVERYTHING),
         "channels that may be chosen": ("valid_channels", "valid_channels", EVERYTHING),
         "chunks that may be chosen": ("valid_chunks", "valid_chunks", EVERYTHING),
     },
@@ -182,7 +185,13 @@ def test_values_stay_within_what_the_encoder_documents() -> None:
 def _view(nbytes: int) -> KeyView:
     one = np.array([nbytes])
     valid = np.ones((1, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
-    keys = Keys(collective=np.array([4]), nbytes=one, cost=np.zeros((1, N_PAIRS), np.float32), valid=valid)
+    keys = Keys(
+        group=np.zeros(1, np.int64),
+        collective=np.array([4]),
+        nbytes=one,
+        cost=np.zeros((1, N_PAIRS), np.float32),
+        valid=valid,
+    )
     knowledge = Knowledge(keys)
     knowledge.begin(np.ones(1, np.bool_), np.zeros(1, np.float32), 8)
     return knowledge.view()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from dynamiccl_ray import observation, policy
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, KeyView, Topology
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Floats, KeyView, Topology
 
 
 def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:
@@ -28,8 +28,10 @@ def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:
         cost=rng.random((keys, N_PAIRS)).astype(np.float32),
         evidence=rng.normal(0, 1, (keys, N_PAIRS, N_CHANNELS)).astype(np.float32),
         samples=samples,
-        chunk_evidence=rng.normal(0, 1, chunks.shape).astype(np.float32),
-        chunk_samples=rng.integers(0, 3, chunks.shape).astype(np.float32),
+        channels=_evidence(rng, valid.shape),
+        chunks=_evidence(rng, chunks.shape),
+        noise=rng.uniform(0.005, 0.2, keys).astype(np.float32),
+        excess=rng.normal(0, 1, keys).astype(np.float32),
         congestion=rng.random(keys).astype(np.float32),
         cusum=rng.random(keys).astype(np.float32),
         skew=rng.random(keys).astype(np.float32),
@@ -37,6 +39,13 @@ def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:
         valid_channels=valid,
         valid_chunks=chunks,
     )
+
+
+def _evidence(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats, Floats]:
+    """Times, and how sure they are; of half of the actions nothing is known."""
+    known = rng.random(shape) < 0.5
+    time, sure = rng.normal(0, 1, shape), rng.uniform(0, 1.2, shape)
+    return (time * known).astype(np.float32), (sure * known).astype(np.float32)
 
 
 def _logits(seed: int) -> tuple[KeyView, torch.Tensor]:
@@ -98,7 +107,8 @@ def test_noise_depends_on_seed_epoch_and_key_alone() -> None:
 
 def test_an_untrained_policy_that_has_measured_nothing_is_close_to_uniform_over_what_is_valid() -> None:
     view = _view(np.random.default_rng(0))
-    view.samples[:] = 0
+    for evidence in (*view.channels, *view.chunks):
+        evidence[:] = 0
     net = policy.PolicyNetwork()
     obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=64, nodes=8)), view)).unsqueeze(1)
     state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
@@ -140,9 +150,10 @@ def test_even_an_untrained_policy_leans_towards_what_was_measured_to_be_fast() -
     view = _view(np.random.default_rng(0), keys=1)
     view.valid_channels[:] = False
     view.valid_channels[0, (0, 4, 5), 0] = True
-    view.samples[:] = 0
-    view.samples[0, (4, 5), 0] = 9
-    view.evidence[0, 4, 0], view.evidence[0, 5, 0] = -1.0, 1.0
+    time, sure = view.channels
+    time[:], sure[:] = 0, 0
+    sure[0, (0, 4, 5), 0] = 0.5
+    time[0, 4, 0], time[0, 5, 0] = -1.0, 1.0
     net = policy.PolicyNetwork()
     obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=64, nodes=8)), view)).unsqueeze(1)
     features, _ = net.features(obs, {k: v.unsqueeze(0) for k, v in net.initial_state().items()})

@@ -11,7 +11,7 @@ from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.knowledge import Floats, Int64, Keys, Knowledge
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, part
-from dynamiccl_ray.simulation import BASELINE_SAMPLES, LIMIT, Simulation
+from dynamiccl_ray.simulation import LIMIT, Simulation
 from dynamiccl_ray.table import Action, key_of
 
 TIMES = [[[10, 8, 20], [30, 40, 25]]]
@@ -90,13 +90,13 @@ def test_a_second_episode_leaves_the_actions_of_the_first_alone() -> None:
     assert (actions == before).all()
 
 
-def test_the_teacher_is_within_half_a_per_cent_and_leaves_alone_what_is_good_enough() -> None:
+def test_the_teacher_is_within_a_fifth_of_a_per_cent_and_leaves_alone_what_is_good_enough() -> None:
     simulation = _simulation()
     simulation.reset()
     teacher = simulation.teacher()
     ours, default, best = simulation.clean_us(teacher)
-    assert (ours <= best * 1.00502).all()
-    good_enough = default <= best * 1.005
+    assert (ours <= best * 1.00202).all()
+    good_enough = default <= best * 1.002
     assert (teacher[good_enough] == 0).all()
 
 
@@ -121,6 +121,7 @@ def test_knowledge_is_that_of_the_online_loop_through_a_shift() -> None:
     book = _book(names)
     knowledge = Knowledge(
         Keys(
+            group=np.zeros(n, np.int64),
             collective=np.full(n, 4),
             nbytes=np.array([1 << 12, 1 << 16, 1 << 20]),
             cost=np.zeros((n, N_PAIRS), np.float32),
@@ -143,27 +144,32 @@ def test_knowledge_is_that_of_the_online_loop_through_a_shift() -> None:
             key: Action(pair=p, channels=c, chunk=h) for key, (p, c, h) in zip(names, actions.tolist(), strict=True)
         }
         book.add(samples, chosen, watch=False)
+        knowledge.noise = book.noise
         return np.asarray(log_us.mean(0), np.float32)
 
     def compare() -> None:
         seen, online = knowledge.view(), book.view({}, 0.0)
-        for field in ("evidence", "samples", "chunk_evidence", "chunk_samples", "last_time", "congestion"):
+        for field in ("evidence", "samples", "channels", "chunks", "excess", "last_time", "congestion"):
             np.testing.assert_allclose(getattr(seen, field), getattr(online, field), atol=2e-5, err_msg=field)
 
     own = np.zeros((n, 3), np.int64)
-    knowledge.begin(everywhere, epoch(own), BASELINE_SAMPLES)
+    knowledge.begin(everywhere, epoch(own), 8)
     compare()
     tried = np.array([[1, 0, 0], [4, 2, 1], [6, 0, 3]])
     for actions in (tried, tried[::-1], tried):
         knowledge.record(actions, epoch(actions), 8, cooling=0.7)
     compare()
+    noise = book.noise
     book.shift()
     baseline = epoch(own)
     book.settle()
-    knowledge.shift(everywhere, baseline, BASELINE_SAMPLES, heat=1.0)
+    # What is left of old evidence was decided by the noise that was known then.
+    knowledge.noise = noise
+    knowledge.shift(everywhere, baseline, 8, heat=1.0)
+    knowledge.noise = book.noise
     compare()
     # What is left of old evidence is outweighed by one epoch, and NCCL's own is only what was measured anew.
-    assert knowledge.view().samples[:, 1:].max() == 1
-    assert (knowledge.view().samples[:, OWN_PAIR, 0] == BASELINE_SAMPLES).all()
+    assert 0 < knowledge.view().samples[:, 1:].max() < 1
+    assert (knowledge.view().samples[:, OWN_PAIR, 0] == 8).all()
     knowledge.record(tried, epoch(tried), 8, cooling=0.7)
     compare()

@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl_ray.curriculum import Curriculum
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.splits import evaluation_splits, measured_scenario, sampling_of, stage_scenarios
+from dynamiccl_ray.splits import SHIFTS, evaluation_splits, measured_scenario, sampling_of, stage_scenarios
 
 CURRICULUM = Curriculum.model_validate(
     {
@@ -49,10 +49,11 @@ def test_the_seed_decides() -> None:
 
 def test_the_splits_of_an_evaluation() -> None:
     splits = evaluation_splits(CURRICULUM, 3, 40, measured_nodes=(8,))
-    assert list(splits) == ["training: near", "training: far", "held out", "measured p5en, 8 nodes"]
-    assert [len(of) for of in splits.values()] == [3, 3, 3, 1]
-    assert {s.cluster for s in splits["held out"]} == {"cloud-tcp"}
-    assert {s.context.llm.parallelism for s in splits["held out"]} == {"fsdp"}
+    assert list(splits) == ["training: near", "training: far", "held out: cloud-tcp", "measured p5en, 8 nodes"]
+    assert [len(of) for of in splits.values()] == [3, 3, 2, 1]
+    assert {s.cluster for s in splits["held out: cloud-tcp"]} == {"cloud-tcp"}
+    assert {s.context.llm.parallelism for s in splits["held out: cloud-tcp"]} == {"fsdp"}
+    assert {len(s.starts) for s in splits["held out: cloud-tcp"]} == {1 + SHIFTS}
     trained = stage_scenarios(CURRICULUM.stages[0], CURRICULUM, CURRICULUM.seed, 3)
     assert not np.array_equal(trained[0].nbytes, splits["training: near"][0].nbytes)
 

@@ -1,0 +1,84 @@
+"""Evidence: own measurements, what keys lend each other, and how sure it makes."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from dynamiccl_ray.evidence import SURE_SCALE, WIDE, Lending, combine, noise_of, stale
+
+MIB = 1 << 20
+
+
+def _combined(
+    samples: list[float], means: list[float], lending: Lending, noise: float = 0.02
+) -> tuple[list[float], list[float]]:
+    n = np.array(samples, np.float32)[:, None]
+    time, sure = combine(n * np.array(means, np.float32)[:, None], n, np.full(len(n), noise, np.float32), lending)
+    return time[:, 0].tolist(), sure[:, 0].tolist()
+
+
+def _alone(keys: int) -> Lending:
+    return Lending(np.arange(keys), np.full(keys, 4), np.full(keys, MIB))
+
+
+def test_own_measurements_are_their_mean_and_surer_the_more_there_are() -> None:
+    time, sure = _combined([0, 1, 4, 64], [0.0, 0.3, 0.3, -0.2], _alone(4))
+    assert time == pytest.approx([0, 0.3, 0.3, -0.2], abs=1e-6)
+    assert sure[0] == 0
+    assert sure == sorted(sure)
+    # One time: its standard deviation is the noise, and a little for what channels alone do not say.
+    assert WIDE * np.exp(-SURE_SCALE * sure[1]) == pytest.approx(np.hypot(0.02, 0.003), rel=0.01)
+
+
+def test_a_key_lends_to_keys_of_its_kind_in_its_group_and_less_the_further_they_are() -> None:
+    lending = Lending([0, 0, 0, 0, 1], [4, 4, 4, 2, 4], [MIB, 2 * MIB, 64 * MIB, MIB, MIB])
+    time, sure = _combined([50, 0, 0, 0, 0], [-0.5, 0, 0, 0, 0], lending)
+    assert time[1] == pytest.approx(-0.5)
+    assert sure[0] > sure[1] > sure[2] > 0
+    assert (time[3:], sure[3:]) == ([0, 0], [0, 0])
+
+
+def test_what_is_lent_never_weighs_more_than_a_few_own_measurements() -> None:
+    lending = Lending([0, 0], [4, 4], [MIB, MIB])
+    time, _ = _combined([8, 10**6], [0.0, -0.5], lending)
+    assert -0.1 < time[0] < 0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1 << 34)), min_size=1, max_size=12), st.integers(0, 99))
+def test_lending_is_what_a_loop_over_pairs_of_keys_says(keys: list[tuple[int, int]], seed: int) -> None:
+    groups = sorted(group for group, _ in keys)
+    _, group = np.unique(groups, return_inverse=True)
+    nbytes = np.array([size for _, size in keys])
+    kind = np.random.default_rng(seed).integers(0, 2, len(keys))
+    x = np.random.default_rng(seed).normal(size=(len(keys), 3)).astype(np.float32)
+    expected = np.zeros_like(x)
+    for i in range(len(keys)):
+        for j in range(len(keys)):
+            if i != j and group[i] == group[j] and kind[i] == kind[j]:
+                expected[i] += 0.5 * np.exp(-abs(np.log2(nbytes[i]) - np.log2(nbytes[j])) / 2) * x[j]
+    np.testing.assert_allclose(Lending(group, kind, nbytes)(x), expected, atol=1e-5)
+
+
+def test_a_baseline_that_stands_out_between_its_neighbours_is_in_excess() -> None:
+    # 1, 4, 16 MiB of one kind, in an order of their own; a fourth of another kind.
+    lending = Lending([0, 0, 0, 0], [4, 4, 4, 2], [16 * MIB, MIB, 4 * MIB, 4 * MIB])
+    log_time = np.array([4.0, 2.0, 3.7, 9.0], np.float32)
+    assert lending.excess(log_time).tolist() == pytest.approx([0, 0, 0.7, 0], abs=1e-6)
+    # Too far apart to say anything.
+    far = Lending([0, 0, 0], [4, 4, 4], [MIB, 32 * MIB, 1024 * MIB])
+    assert far.excess(np.array([1, 9, 2], np.float32)).tolist() == [0, 0, 0]
+
+
+def test_the_noise_is_the_usual_one_until_it_has_been_seen() -> None:
+    nothing, little, much = noise_of([0, 0.25 * 4, 0.25 * 4000], [0, 4, 4000])
+    assert nothing == pytest.approx(0.02)
+    assert nothing < little < much == pytest.approx(0.5, rel=0.01)
+    assert noise_of(0.0, 10**6) == pytest.approx(0.005)
+
+
+def test_after_a_shift_a_thousand_times_say_no_more_than_ten() -> None:
+    kept = stale(np.array([[1000.0, 10.0, 0.0]]), np.array([0.05]))
+    assert kept.tolist() == [pytest.approx([1 / 9, 1 / 9, 0])]
