@@ -16,12 +16,14 @@ from typing import Any
 import numpy as np
 
 from actors.messages import CommContext, Context, Member, Phase, RankEpoch
+from actors.rewards import Rewards
 from dynamiccl_ray import observation
 from dynamiccl_ray.agreement import Agreement, Answer, Decision, Store, decision_key
 from dynamiccl_ray.book import Alarm, KeyBook, Samples
 from dynamiccl_ray.experiment import Online
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Topology
+from dynamiccl_ray.reward import total
 from dynamiccl_ray.table import Action, DecisionTable, key_name
 
 log = logging.getLogger("dynamiccl.coordinator")
@@ -40,6 +42,8 @@ class Plan:
     """Fields of ``Topology`` that no rank can know: links, tiers, NVLS."""
     played: frozenset[int] | None = None
     """Ranks that processes stand for, if not all of them."""
+    sms: int | None = None
+    """Streaming multiprocessors of a GPU; None where nobody says."""
     valid: dict[int, Any] | None = None
     """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
 
@@ -50,6 +54,7 @@ class _Comm:
 
     book: KeyBook
     agreement: Agreement
+    rewards: Rewards
     members: dict[int, Member] = field(default_factory=dict)
     actions: dict[int, Action] = field(default_factory=dict)
     """In force, by key; keys that are missing are NCCL's own."""
@@ -66,6 +71,7 @@ class _Comm:
     adopt: bytes | None = None
     switches: int = 0
     reward: Any = None
+    """(K,) of the last epoch; None without one."""
     matched: int = 0
     unmatched: int = 0
 
@@ -150,6 +156,9 @@ class Coordinator:
                     valid_chunks=chunks,
                 ),
                 agreement=Agreement(self._store, self.plan.run, member.comm, expected),
+                rewards=Rewards(
+                    settings.reward, sms=self.plan.sms, tier=self._topology(member).tier_max, nodes=member.nodes
+                ),
             )
         return self.comms[member.comm]
 
@@ -217,7 +226,8 @@ class Coordinator:
             self.collectives += len(samples.key)
             watch = self.phase is Phase.EXPLOIT
             found = comm.book.add(samples, comm.actions, watch=watch)
-            comm.reward = comm.book.rewards(samples)
+            parts = comm.rewards.terms(samples, comm.book, comm.actions, max_channels=comm.max_channels)
+            comm.reward = total(parts)
             alarms += [(comm_id, alarm) for alarm in found]
             if self._observer is not None:
                 self._observer(
@@ -228,6 +238,7 @@ class Coordinator:
                         "version": comm.version,
                         "samples": samples,
                         "actions": dict(comm.actions),
+                        "terms": parts,
                     }
                 )
         if self._entropy:
@@ -253,6 +264,7 @@ class Coordinator:
             for key in report.refused:
                 comm.book.refuse(key, comm.actions.get(key, Action()).pair)
             comm.max_channels = max(comm.max_channels, report.max_channels)
+        comm.rewards.hear(reports, baseline=self.phase is Phase.BASELINE)
         reports = [r for r in reports if r.version == comm.version]
         if {r.rank for r in reports} != comm.agreement.ranks:
             return None
@@ -262,9 +274,11 @@ class Coordinator:
         if not len(common):
             return None
         times = np.empty((len(reports), len(common)))
+        pair, channels = np.zeros(len(common), np.int64), np.zeros(len(common), np.int64)
         for row, report in zip(times, reports, strict=True):
             _, _, at = np.intersect1d(common, report.dseq, return_indices=True)
             row[:] = report.exec_ns[at] / 1e3
+            pair, channels = np.maximum(pair, report.pair[at]), np.maximum(channels, report.channels[at])
             comm.unmatched += len(report.dseq) - len(common)
         comm.matched += len(common)
         _, _, at = np.intersect1d(common, reports[-1].dseq, return_indices=True)
@@ -275,6 +289,8 @@ class Coordinator:
             dseq=common.astype(np.int64),
             time_us=slowest,
             skew=np.log(slowest / np.median(times, 0)),
+            pair=pair,
+            channels=channels,
         )
 
     def _compare_fingerprints(self, comm_id: int, comm: _Comm, reports: list[RankEpoch]) -> None:
@@ -296,6 +312,7 @@ class Coordinator:
         log.info("drift on %s at call %d: adapting", key_name(first.key), first.dseq)
         for comm in self.comms.values():
             comm.book.shift()
+            comm.rewards.shift()
         self._enter(Phase.BASELINE)
         self._after_baseline = Phase.ADAPT
 
@@ -424,7 +441,7 @@ class Coordinator:
                 CommContext(
                     comm=comm_id,
                     context=observation.Context(
-                        topology=Topology(ranks=member.ranks, nodes=member.nodes, **self.plan.topology),
+                        topology=self._topology(member),
                         workload=self.plan.experiment.workload,
                         scheduler=self.plan.experiment.scheduler,
                         llm=self.plan.experiment.llm,
@@ -452,6 +469,9 @@ class Coordinator:
             adopt={c: comm.adopt for c, comm in self.comms.items() if comm.adopt is not None},
             stop=self.stopping,
         )
+
+    def _topology(self, member: Member) -> Topology:
+        return Topology(ranks=member.ranks, nodes=member.nodes, **self.plan.topology)
 
     def status(self) -> dict[str, Any]:
         """Where the run stands; safe to ask at any time."""
@@ -487,6 +507,7 @@ class Coordinator:
         state["comms"] = {
             c: {
                 "book": comm.book.state(),
+                "rewards": comm.rewards.state(),
                 "members": comm.members,
                 "actions": comm.actions,
                 "version": comm.version,
@@ -505,6 +526,7 @@ class Coordinator:
         for comm_id, saved in state["comms"].items():
             comm = self._comm(next(iter(saved["members"].values())))
             comm.book.restore(saved["book"])
+            comm.rewards.restore(saved["rewards"])
             for name in ("members", "actions", "version", "max_channels", "off", "switches"):
                 setattr(comm, name, saved[name])
             self._adopt_decided(comm_id, comm)

@@ -17,6 +17,7 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray import policy
+from dynamiccl_ray.reward import means
 from dynamiccl_ray.simulation import Simulation
 
 TEACHER = "teacher"
@@ -37,6 +38,8 @@ class FabricRunner(EnvRunner):  # type: ignore[misc]
         self.module = config.rl_module_spec.build()
         self.module.eval()
         self.rounds = 0
+        self.reward_terms: dict[str, float] = {}
+        """Mean of each term of the reward over the last round; also in the metrics, below ``reward``."""
 
     def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
         spaces = (OBSERVATION_SPACE, ACTION_SPACE)
@@ -75,6 +78,7 @@ class FabricRunner(EnvRunner):  # type: ignore[misc]
         actions, log_p = np.empty((n, epochs, 3), np.int64), np.empty((n, epochs), np.float32)
         teacher, rewards = np.empty((n, epochs, 3), np.int64), np.empty((n, epochs), np.float32)
         obs[:, 0] = simulation.reset()
+        terms: dict[str, float] = {}
         for t in range(epochs):
             with torch.no_grad():
                 x = torch.from_numpy(obs[:, t]).unsqueeze(1)
@@ -83,6 +87,11 @@ class FabricRunner(EnvRunner):  # type: ignore[misc]
             teacher[:, t] = simulation.teacher()
             actions[:, t], log_p[:, t] = drawn[:, 0].numpy(), log_prob[:, 0].numpy()
             obs[:, t + 1], rewards[:, t] = simulation.step(actions[:, t])
+            for name, mean in means(simulation.terms).items():
+                terms[name] = terms.get(name, 0.0) + mean / epochs
+        self.reward_terms = terms
+        for name, mean in terms.items():
+            self.metrics.log_value(("reward", name), mean, window=1)
         return [
             SingleAgentEpisode(
                 observations=obs[i],

@@ -55,6 +55,10 @@ class RankEpoch:
     """(N,)"""
     exec_ns: npt.NDArray[np.uint64]
     """(N,)"""
+    pair: npt.NDArray[np.int64]
+    """(N,) what NCCL says it used; ``OWN_PAIR`` where it names none that we know."""
+    channels: npt.NDArray[np.uint8]
+    """(N,) likewise; 0 where it does not say."""
     refused: frozenset[int]
     """Keys whose entry was in force but not applied: NCCL did not offer it."""
     costs: dict[int, npt.NDArray[np.float32]]
@@ -65,6 +69,10 @@ class RankEpoch:
     """Records of this epoch that cannot be used: of another version, of an aggregate, or without a decision."""
     dropped: int
     """Records lost so far, for whatever reason; all are counted in the segment."""
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """Steps that the job reported in this epoch: number -> seconds and loss (NaN: none)."""
+    faults: int = 0
+    """That the job reported so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +84,7 @@ class CommContext:
     keys: npt.NDArray[np.int64]
     view: KeyView
     reward: npt.NDArray[np.float64]
-    """(K,) for the decision in force in the epoch that just ended; NaN where none can be given."""
+    """(K,) of the decision in force in the epoch that just ended, all terms; NaN where none can be given."""
     in_force: dict[int, Action]
     """Keys that are not NCCL's own now."""
     version_in_force: int

@@ -29,6 +29,7 @@ from actors.streams import ACTION_SPACE, OBSERVATION_SPACE, Decided, Streams
 from dynamiccl_ray import observation, policy
 from dynamiccl_ray.agreement import Answer
 from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
 from dynamiccl_ray.table import Action, DecisionTable
 from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Prepared, segments
 
@@ -60,6 +61,19 @@ class _Rank:
     last_dseq: int = 0
     last_seen: float = 0.0
     rate_hz: float = 0.0
+    reports: int = 0
+    steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    faults: int = 0
+
+    def listen(self) -> None:
+        """Keeps what the training script has reported since the last look."""
+        said = self.channel.job
+        if said is None:
+            return
+        self.faults = said.faults
+        if said.reports != self.reports:
+            self.reports = said.reports
+            self.steps[said.step] = (said.iteration_s, said.loss)
 
 
 class RankRunner(EnvRunner):  # type: ignore[misc]
@@ -128,7 +142,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             time.sleep(0.2)
         context = self._coordination.join(self._name, [self._member(r) for r in self._ranks.values()])
         index, share = self._share
-        streams = Streams(self._experiment.reward, lambda key: key % share == index)
+        streams = Streams(lambda key: key % share == index)
         lstm: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
         while not context.stop:
             decided = {c.comm: self._decide(c, context, lstm.setdefault(c.comm, {})) for c in context.comms}
@@ -346,6 +360,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
                     if name in counts:
                         counts[name] += len(mine)
                 rank.channel.fold()
+                rank.listen()
             if stop_at is not None:
                 done = all(_standing_still(rank.channel, stop_at) for rank in self._ranks.values())
             else:
@@ -378,6 +393,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         records = np.concatenate(rank.records) if rank.records else self._buffer[:0]
         rank.records = []
         unused, rank.unused = rank.unused, 0
+        steps, rank.steps = rank.steps, {}
         order = np.argsort(records["dseq"], kind="stable")
         records = records[order]
         costs = rank.channel.cost_rows(rank.cost_rows)
@@ -395,12 +411,16 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
             key=records["key"],
             nbytes=records["bytes"],
             exec_ns=records["exec_ns"],
+            pair=_pairs(records),
+            channels=records["channels"],
             refused=frozenset(int(k) for k in np.unique(records["key"][refused])),
             costs={int(row["key"]): row["cost_us"].copy() for row in costs},
             fingerprints=rank.channel.fingerprints(),
             max_channels=rank.max_channels,
             unused=unused,
             dropped=sum(status.dropped.values()),
+            steps=steps,
+            faults=rank.faults,
         )
 
 
@@ -408,6 +428,13 @@ def _in_force(comm: CommContext) -> npt.NDArray[np.int64]:
     """(K, 3) the actions in force; keys without one are NCCL's own."""
     now = [comm.in_force.get(int(key), Action()) for key in comm.keys]
     return np.array([(a.pair, a.channels, a.chunk) for a in now], np.int64).reshape(-1, 3)
+
+
+def _pairs(records: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """(N,) the pair that NCCL says it used."""
+    algo, proto = records["algo"].astype(np.int64), records["proto"].astype(np.int64)
+    known = (algo < N_ALGORITHMS) & (proto < N_PROTOCOLS)
+    return np.where(known, 1 + N_PROTOCOLS * algo + proto, OWN_PAIR)
 
 
 def _standing_still(channel: Channel, dseq: int) -> bool:

@@ -13,8 +13,6 @@ from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from actors.messages import CommContext
 from dynamiccl_ray import observation, policy
-from dynamiccl_ray.experiment import Reward
-from dynamiccl_ray.knobs import OWN_PAIR
 
 OBSERVATION_SPACE = gym.spaces.Box(-4.0, 4.0, (observation.SIZE,), np.float32)
 ACTION_SPACE = gym.spaces.MultiDiscrete(list(policy.ACTION_HEADS))
@@ -69,8 +67,7 @@ class _Stream:
 class Streams:
     """The streams of one round. ``mine`` says which keys this runner returns; all runners decided the same."""
 
-    def __init__(self, reward: Reward, mine: Callable[[int], bool]) -> None:
-        self._reward = reward
+    def __init__(self, mine: Callable[[int], bool]) -> None:
         self._mine = mine
         self._open: dict[tuple[int, int], _Stream] = {}
         self._closed: list[_Stream] = []
@@ -103,10 +100,8 @@ class Streams:
                 self._closed.append(stream)
                 self._open[comm.comm, key] = _Stream(observations=[after[row]])
                 continue
-            switched = _pair_in_force(decided.obs[i]) != decided.actions[i, 0]
-            limited = float(np.clip(reward, -self._reward.limit, self._reward.limit))
             stream.actions.append(decided.actions[i])
-            stream.rewards.append(limited - self._reward.switch * switched)
+            stream.rewards.append(float(reward))
             stream.log_probs.append(float(decided.log_probs[i]))
             stream.logits.append(decided.logits[i])
             stream.states.append({k: v[i] for k, v in decided.states.items()})
@@ -116,9 +111,3 @@ class Streams:
     def episodes(self) -> list[SingleAgentEpisode]:
         """All streams that have at least one step."""
         return [s.episode() for s in (*self._closed, *self._open.values()) if s.actions]
-
-
-def _pair_in_force(obs: npt.NDArray[np.float32]) -> int:
-    """The pair that was in force when the observation was made."""
-    current = observation.part(obs, "pairs")[:, -1]
-    return int(current.argmax()) if current.any() else OWN_PAIR

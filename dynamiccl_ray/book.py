@@ -36,6 +36,10 @@ class Samples:
     """(N,) maximum over ranks."""
     skew: Doubles
     """(N,) log of that maximum over the median rank."""
+    pair: Ints
+    """(N,) what NCCL used; ``OWN_PAIR`` where it does not say."""
+    channels: Ints
+    """(N,) that NCCL used, the most of any rank; 0 where it does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,8 +231,13 @@ class KeyBook:
         worse[:, OWN_PAIR, 0] = False
         return np.asarray(worse)
 
-    def rewards(self, samples: Samples) -> Doubles:
-        """(K,) -log(time / baseline) of this epoch's mean; NaN for keys that did not run."""
+    @property
+    def congestion(self) -> Doubles:
+        """(K,) log of the last time over the least since the last shift."""
+        return np.where(np.isfinite(self._fastest), self.last_time - self._fastest, 0.0)
+
+    def log_speedup(self, samples: Samples) -> Doubles:
+        """(K,) log(baseline / time) of this epoch's mean; NaN for keys that did not run."""
         out = np.full(len(self.keys), np.nan)
         ran = np.isin(self.keys, samples.key)
         out[ran] = (self.baseline - self.last_time)[ran]
@@ -262,7 +271,7 @@ class KeyBook:
             noise=self.noise,
             excess=self._lending.excess(self.baseline.astype(np.float32)),
             cusum=self.cusum.score.astype(np.float32),
-            congestion=np.where(np.isfinite(self._fastest), self.last_time - self._fastest, 0.0).astype(np.float32),
+            congestion=self.congestion.astype(np.float32),
             skew=self.skew.astype(np.float32),
             heat=heat,
             valid_channels=valid,

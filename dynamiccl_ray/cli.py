@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dynamiccl_ray import cli_learning
 from dynamiccl_ray.cli_fabric import fabric_app
-from dynamiccl_ray.cli_output import AsJson, console, emit, show
+from dynamiccl_ray.cli_output import AsJson, Without, console, emit, show
 from dynamiccl_ray.cli_workload import workload_app
 from dynamiccl_ray.errors import DynamicclError
 
@@ -147,12 +147,15 @@ def online(
     out: Out = None,
     serial: Serial = False,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
+    without: Without = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the loop beside a job, or on an emulated one."""
     from dynamiccl_ray.experiment import load
 
-    _run(load(experiment), out, serial=serial, resume=resume, as_json=as_json)
+    settings = load(experiment)
+    settings = settings.model_copy(update={"reward": settings.reward.without(without or ())})
+    _run(settings, out, serial=serial, resume=resume, as_json=as_json)
 
 
 @app.command()

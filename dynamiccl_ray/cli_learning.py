@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dynamiccl_ray.cli_output import AsJson, console, emit
+from dynamiccl_ray.cli_output import AsJson, Without, console, emit
 from dynamiccl_ray.errors import ConfigError
 
 Curriculum = Annotated[Path, typer.Argument(help="A curriculum YAML.")]
@@ -24,6 +24,7 @@ def train(
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the curriculum's.")] = None,
+    without: Without = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn on the fabric model, stage by stage, without a job."""
@@ -33,6 +34,7 @@ def train(
     lessons = load_curriculum(curriculum)
     if seed is not None:
         lessons = lessons.model_copy(update={"seed": seed})
+    lessons = lessons.model_copy(update={"reward": lessons.reward.without(without or ())})
     directory = out or Path("runs") / f"{lessons.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with console.status("sampling scenarios") as status:
         summary = run_curriculum(lessons, directory, resume=resume, progress=_lesson(status.update))

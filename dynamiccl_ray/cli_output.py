@@ -10,6 +10,10 @@ import typer
 from rich.console import Console
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
+Without = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="TERM", help="Leave this term out of the reward; may be given several times."),
+]
 
 # Progress and complaints go to stderr, so that stdout can be piped.
 console: Final = Console(stderr=True)

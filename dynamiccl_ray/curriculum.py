@@ -11,6 +11,7 @@ from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.observation import Compression, Parallelism, SyncMode
+from dynamiccl_ray.reward import Reward
 from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -92,11 +93,11 @@ class Streams(Section):
 
     pool: Count = 256
     """Scenarios that a stage draws from."""
-    scenarios: Count = 18
+    scenarios: Count = 10
     """Of these, in one round."""
     keys: Count = 16
     """Of a scenario."""
-    epochs: Annotated[int, Field(ge=4)] = 16
+    epochs: Annotated[int, Field(ge=4)] = 32
     """Decisions in an episode."""
     collectives: Count = 2
     """Of a key, measured in an epoch of the least busy job."""
@@ -120,6 +121,7 @@ class Curriculum(Section):
     held_out: Annotated[tuple[Place, ...], Field(min_length=1)]
     """Places that no stage has: never learned from."""
     learning: Learning = Learning()
+    reward: Reward = Reward()
     streams: Streams = Streams()
     validation: Validation = Validation()
 

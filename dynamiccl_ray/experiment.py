@@ -25,6 +25,7 @@ from dynamiccl_ray.observation import (
     TopologyClass,
     Workload,
 )
+from dynamiccl_ray.reward import Reward
 from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
 from dynamiccl_ray.table import key_name, key_of
 
@@ -220,6 +221,8 @@ class NcclFabric(Section):
     ina_active: bool = False
     """Aggregation in the network carries the collectives."""
     library: Library = "nccl"
+    sms: Count | None = None
+    """Streaming multiprocessors of a GPU, such as 132 of an H100; without them the reward has no ``sm`` term."""
 
 
 class Actions(Section):
@@ -268,15 +271,6 @@ class Learning(Section):
     """After a trigger, logits are divided by 1 + heat ..."""
     heat_decay: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """... and heat shrinks by this factor every round."""
-
-
-class Reward(Section):
-    """Weights of the reward's terms; times are log ratios, so 0.01 is worth one per cent of time."""
-
-    switch: NotNegative = 0.0
-    """Cost of changing a key's action."""
-    limit: Positive = 2.0
-    """The primary term is clipped to plus and minus this."""
 
 
 class Trigger(Section):

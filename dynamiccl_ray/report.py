@@ -20,6 +20,7 @@ from rich.text import Text
 
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import pair_name
+from dynamiccl_ray.reward import TERMS
 from dynamiccl_ray.table import N_KEYS, Action, bytes_name, key_name, key_parts
 
 Doubles = npt.NDArray[np.float64]
@@ -71,6 +72,18 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rewards:
+    """rewards.parquet by epoch, E of them, over all communicators."""
+
+    epoch: npt.NDArray[np.int64]
+    """(E,) ascending."""
+    phase: npt.NDArray[np.str_]
+    """(E,)"""
+    terms: dict[str, Doubles]
+    """Of each term that had a value, and ``reward``, the sum: (E,) means over keys; NaN where there was none."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything that the report is made from."""
 
@@ -78,6 +91,7 @@ class Run:
     experiment: dict[str, Any]
     stages: list[Stage]
     samples: Samples
+    rewards: Rewards
 
     @property
     def reference_name(self) -> str:
@@ -114,7 +128,11 @@ def read_run(directory: Path) -> Run:
         first = f"before {events[0]['name']}" if events else "whole run"
         stages = [_stage(first, summary), *(_stage(f"after {e['event']}", e) for e in summary["after"])]
         return Run(
-            summary=summary, experiment=experiment, stages=stages, samples=_read_samples(directory, events, stages)
+            summary=summary,
+            experiment=experiment,
+            stages=stages,
+            samples=_read_samples(directory, events, stages),
+            rewards=_read_rewards(directory),
         )
     except KeyError as e:
         raise ConfigError(
@@ -244,6 +262,28 @@ def _read_samples(directory: Path, events: list[dict[str, Any]], stages: list[St
     )
 
 
+def _read_rewards(directory: Path) -> Rewards:
+    """Empty for a run that an earlier version wrote."""
+    path = directory / "rewards.parquet"
+    if not path.exists():
+        return Rewards(epoch=np.zeros(0, np.int64), phase=np.zeros(0, np.str_), terms={})
+    try:
+        table = pq.read_table(path, columns=["epoch", "phase", "keys", "reward", *TERMS])
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{path}: not the rewards of a run: {e}") from None
+    epoch, first, of = np.unique(table["epoch"].to_numpy(), return_index=True, return_inverse=True)
+    keys, terms = table["keys"].to_numpy().astype(np.float64), {}
+    for name in ("reward", *TERMS):
+        values = table[name].to_numpy().astype(np.float64)
+        weight = np.where(np.isfinite(values), keys, 0.0)
+        count = np.bincount(of, weight, len(epoch))
+        if count.any():
+            total = np.bincount(of, weight * np.nan_to_num(values), len(epoch))
+            terms[name] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
+    phase = table["phase"].to_numpy().astype(np.str_)[first]
+    return Rewards(epoch=epoch.astype(np.int64), phase=phase, terms=terms)
+
+
 def _per_sample(
     stages: list[Stage], stage: npt.NDArray[np.int64], key: npt.NDArray[np.int64], name: str | None
 ) -> Doubles:
@@ -300,6 +340,7 @@ def _render(run: Run, figures: dict[str, bytes]) -> str:
         mean_speedup=mean_speedup,
         tally=_tally,
         own=pair_name(Action().pair),
+        terms=TERMS,
         settings=json.dumps(run.experiment, indent=2),
     )
 

@@ -23,11 +23,24 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dynamiccl_ray.report import ROLES, Doubles, Run, Stage
+from dynamiccl_ray.reward import PRIMARY
 from dynamiccl_ray.table import bytes_name
 
 _COLOURS: Final = {"default": "#767676", "vendor": "#E69F00", "learned": "#0072B2"}
 _MARKERS: Final = {"default": "s", "vendor": "^", "learned": "o"}
 _PHASES: Final = {"baseline": "#e3e3e3", "learn": "#fdf1cd", "exploit": "#d5ecd9", "adapt": "#f9dccb"}
+_TERMS: Final = {
+    "reward": "black",
+    PRIMARY: "#0072B2",
+    "iteration": "#D55E00",
+    "switch": "#E69F00",
+    "congestion": "#CC79A7",
+    "probe": "#009E73",
+    "convergence": "#999999",
+    "sm": "#56B4E9",
+    "tier": "#B8A800",
+    "fault": "#CC3311",
+}
 _ALARM: Final = "#CC3311"
 _ALGORITHMS: Final = {
     "nccl": "#bdbdbd",
@@ -65,6 +78,7 @@ def draw(run: Run) -> dict[str, bytes]:
             "sizes": _sizes(run),
             "decisions": _decisions(run),
             "learning": _learning(run),
+            "reward": _reward(run),
         }
         return {name: png(figure) for name, figure in figures.items() if figure is not None}
 
@@ -338,6 +352,35 @@ def _speedups(axes: Axes, run: Run, rounds: npt.NDArray[np.int64], of: npt.NDArr
         axes.plot(rounds, mean, color=colour, marker=marker, ms=2.5, label=name)
     axes.axhline(0, color=_COLOURS["default"], lw=1.6, ls=_DASHES, label="NCCL's own choice")
     axes.set_ylabel("mean log speedup\nover NCCL's own choice")
+
+
+def _reward(run: Run) -> Figure | None:
+    """The reward and its terms by epoch, smoothed over a round."""
+    rewards = run.rewards
+    if not rewards.terms:
+        return None
+    figure = Figure(figsize=(11, 4.6))
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    window = run.experiment.get("epochs", {}).get("per_round", 8)
+    for name, values in rewards.terms.items():
+        axes = upper if name in ("reward", PRIMARY) else lower
+        dashes = _DASHES if name == "reward" else "-"
+        axes.plot(rewards.epoch, _smooth(values, window), color=_TERMS[name], lw=1.3, ls=dashes, label=name)
+    for axes, label in ((upper, "reward and\nprimary term"), (lower, "other terms")):
+        for start, end in _segments(rewards.phase):
+            _shade(axes, str(rewards.phase[start]), rewards.epoch[start] - 0.5, rewards.epoch[end - 1] + 0.5)
+        for event in run.summary["events"]:
+            after = run.samples.epoch[run.samples.dseq >= event["at"]]
+            if len(after):
+                axes.axvline(after.min() - 0.5, color="black", lw=1.2)
+        axes.axhline(0, color="black", lw=0.9, zorder=1.8)
+        axes.set_ylabel(label)
+        axes.grid(visible=False, axis="x")
+    lower.set_xlabel("decision epoch")
+    lines = [line for axes in (upper, lower) for line in axes.get_legend_handles_labels()[0]]
+    figure.legend(handles=lines, loc="outside lower left", ncols=6)
+    _legend(figure, run, lines=False)
+    return figure
 
 
 # ---- parts ----

@@ -78,6 +78,8 @@ class Scenario:
     sigma: float
     """Standard deviation of the log time."""
     tail: Tail = field(default_factory=Tail)
+    sm_share: Floats | None = None
+    """(K, N_PAIRS, N_CHANNELS) SMs that a collective takes over all of a GPU; None where the GPU is not known."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for phases that do not start at 0 and ascend, or without a time of NCCL's own choice."""
@@ -181,6 +183,7 @@ def modelled(
         own_pair=own_pair,
         sigma=sigma,
         tail=tail or Tail(),
+        sm_share=_sm_share(cluster, belief, collectives, sizes),
     )
 
 
@@ -220,6 +223,16 @@ def measured(
         own_pair=own_pair,
         sigma=float(np.nanmedian(sigma)),
     )
+
+
+def _sm_share(cluster: Cluster, belief: Belief, collective: NDArray[Any], nbytes: NDArray[Any]) -> Floats:
+    """One thread block, and so one SM, for each channel: what is asked for, or what NCCL's heuristics take."""
+    pair = np.arange(N_PAIRS - 1)
+    own, _ = belief.channels_and_warps(nbytes[:, None], pair // N_PROTOCOLS, pair % N_PROTOCOLS)
+    channels = np.broadcast_to(CHANNEL_VALUES, (len(nbytes), N_PAIRS, N_CHANNELS)).astype(np.float32)
+    channels[:, 1:, 0] = own
+    channels[:, OWN_PAIR, 0] = belief.choose(collective, nbytes).channels
+    return np.asarray(np.maximum(channels, 1) / cluster.sms, np.float32)
 
 
 def _log_cost(belief: Belief, collective: NDArray[Any], nbytes: NDArray[Any]) -> Floats:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dynamiccl_ray.knowledge import Keys, Knowledge
 from dynamiccl_ray.observation import Floats, encode, encode_context
+from dynamiccl_ray.reward import Reward, total
 from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_action
+from dynamiccl_ray.stream_rewards import StreamRewards
 
 Int64 = NDArray[np.int64]
 
@@ -19,8 +21,6 @@ BASELINE_SAMPLES: Final = 4
 # After a shift, logits are divided by 1 + this, and it shrinks by the factor every epoch.
 HEAT: Final = 1.0
 COOLING: Final = 0.7
-# Of the reward: a log ratio beyond this is clipped.
-LIMIT: Final = 2.0
 _AS_GOOD: Final = 0.002
 # An epoch measures up to so many times the collectives, by factors of 2: runs differ in how busy they are.
 _BUSIER: Final = 8
@@ -36,8 +36,12 @@ class Simulation:
     would tell it: the next epoch begins with NCCL's own choice measured anew.
     """
 
-    def __init__(self, scenarios: Sequence[Scenario], *, epochs: int, collectives: int, seed: int) -> None:
-        """Of a key ``collectives`` or more are measured in each epoch."""
+    def __init__(
+        self, scenarios: Sequence[Scenario], *, epochs: int, collectives: int, seed: int, reward: Reward | None = None
+    ) -> None:
+        """Of a key ``collectives`` or more are measured in each epoch. ``reward`` has the weights; None: their
+        defaults.
+        """
         self.epochs: Final = epochs
         self._least: Final = collectives
         self._collectives = np.zeros(0, np.float32)
@@ -63,6 +67,9 @@ class Simulation:
         self._first: Final = np.concatenate([[0], np.cumsum(self._phases)[:-1]])
         self._teacher: Final = _teach(self._log_us)
         self.knowledge: Final = Knowledge(self.keys)
+        self._rewards: Final = StreamRewards(reward or Reward(), scenarios)
+        self.terms: Mapping[str, NDArray[np.floating[Any]]] = {}
+        """Of the last step's reward, (B,) each."""
         self._phase = np.zeros(len(self.keys), np.int64)
         self._shift_at = np.full(len(self.keys), epochs)
         self._next = self._phase.copy()
@@ -88,20 +95,23 @@ class Simulation:
         self.knowledge.noise = np.maximum(estimated, np.float32(0.005))
         everywhere, baseline = np.ones(len(self), np.bool_), self._measure(self._own(), BASELINE_SAMPLES)
         self.knowledge.begin(everywhere, baseline, BASELINE_SAMPLES)
+        self._rewards.begin(baseline)
         return self._observe()
 
     def step(self, actions: Int64) -> tuple[Floats, Floats]:
-        """One epoch under actions (B, 3): the next observations (B, SIZE) and rewards (B,), -log(time / baseline)."""
+        """One epoch under actions (B, 3): the next observations (B, SIZE) and rewards (B,), see ``reward.py``."""
         flat = flat_action(actions[:, 0], actions[:, 1], actions[:, 2])
         measured = self._measure(flat, self._collectives)
-        reward = np.clip(self.knowledge.baseline - measured, -LIMIT, LIMIT)
+        self.terms = self._rewards.terms(flat, measured, self.knowledge.baseline)
         self.knowledge.record(actions, measured, self._collectives, COOLING)
         self._epoch += 1
         shifting = self._shift_at == self._epoch
         if shifting.any():
             self._phase = np.where(shifting, self._next, self._phase)
-            self.knowledge.shift(shifting, self._measure(self._own(), BASELINE_SAMPLES), BASELINE_SAMPLES, HEAT)
-        return self._observe(), reward
+            baseline = self._measure(self._own(), BASELINE_SAMPLES)
+            self.knowledge.shift(shifting, baseline, BASELINE_SAMPLES, HEAT)
+            self._rewards.shift(shifting, baseline)
+        return self._observe(), np.asarray(total(self.terms), np.float32)
 
     def teacher(self) -> Int64:
         """(B, 3) what a policy that knew every time would choose now; see ``_teach``."""

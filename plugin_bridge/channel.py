@@ -115,6 +115,16 @@ class _Status(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_uint64) for name in _STATUS_FIELDS)
 
 
+class _Job(ctypes.Structure):
+    _fields_ = (
+        ("reports", ctypes.c_uint64),
+        ("step", ctypes.c_uint64),
+        ("iteration_ns", ctypes.c_uint64),
+        ("faults", ctypes.c_uint64),
+        ("loss", ctypes.c_double),
+    )
+
+
 class _Table(ctypes.Structure):
     _fields_ = (
         ("magic", ctypes.c_uint32),
@@ -142,6 +152,9 @@ def _library() -> ctypes.CDLL:
         "dcc_drain": (ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t]),
         "dcc_fingerprints": (ctypes.c_size_t, [pointer, u64_out, u64_out]),
         "dcc_cost_rows": (ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t, ctypes.c_size_t]),
+        "dcc_report_step": (None, [pointer, u64, u64, ctypes.c_double]),
+        "dcc_report_fault": (None, [pointer]),
+        "dcc_job": (ctypes.c_int, [pointer, ctypes.POINTER(_Job)]),
         "dcc_digest": (u64, [ctypes.POINTER(_Table)]),
         "dcc_beat": (None, [pointer, u64, u64]),
         "dcc_prepare": (ctypes.c_int, [pointer, ctypes.POINTER(_Table), u64, u64_out, u64_out]),
@@ -208,6 +221,20 @@ class Status:
     def open_version(self) -> int:
         """The version that this rank has promised to and not yet folded; 0 for none."""
         return self.pending_version if self.hold_at is not None else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobReport:
+    """What the training script said last; see ``plugin_bridge.job``."""
+
+    reports: int
+    """Steps that it has reported so far; without any, only ``faults`` means something."""
+    step: int
+    iteration_s: float
+    loss: float
+    """NaN where it reports none."""
+    faults: int
+    """So far."""
 
 
 class Channel:
@@ -329,6 +356,29 @@ class Channel:
         """NCCL's own predictions, one row per key in the order of their first use, from index ``first`` on."""
         out = np.empty(256, COST_ROW_DTYPE)
         return out[: _c().dcc_cost_rows(self._mapped, out.ctypes.data, first, len(out))]
+
+    @property
+    def job(self) -> JobReport | None:
+        """The job's last report; None if the script was writing one whenever this looked."""
+        raw = _Job()
+        if not _c().dcc_job(self._mapped, ctypes.byref(raw)):
+            return None
+        return JobReport(
+            reports=raw.reports, step=raw.step, iteration_s=raw.iteration_ns / 1e9, loss=raw.loss, faults=raw.faults
+        )
+
+    def report_step(self, step: int, iteration_s: float, loss: float) -> None:
+        """For the training process itself, one thread at a time; NaN for no loss. See ``plugin_bridge.job``.
+
+        Raises ValueError for a step or a time below 0, or a time that is no number.
+        """
+        if step < 0 or not 0 <= iteration_s < 1e9:
+            raise ValueError(f"step {step} of {iteration_s} s; neither can be negative, and the time must be finite")
+        _c().dcc_report_step(self._mapped, step, round(iteration_s * 1e9), loss)
+
+    def report_fault(self) -> None:
+        """As ``report_step``: one more fault."""
+        _c().dcc_report_fault(self._mapped)
 
     def prepare(self, table: DecisionTable, margin: int) -> tuple[Prepared, int, int]:
         """PREPARE: stage ``table`` and promise to hold ``margin`` calls from now.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from dynamiccl_ray.experiment import EmulatedFabric, Event, MeasuredFabric, PlayedJob
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
-from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, p5en_belief
+from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, P5EN_SMS, p5en_belief
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.load import IDLE
 from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
@@ -39,6 +39,8 @@ class PlayedFabric:
     topology: dict[str, Any]
     """The fields of ``observation.Topology`` that a communicator does not know."""
     gpus_per_node: int
+    sms: int
+    """Streaming multiprocessors of a GPU."""
     program: HostProgram
     ranks: tuple[int, ...]
     """Communicator ranks that have a process."""
@@ -77,6 +79,7 @@ class _Layout:
     vendor_us: npt.NDArray[np.float64]
     """(K,)"""
     topology: dict[str, Any]
+    sms: int
 
 
 def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALUES) -> PlayedFabric:
@@ -117,6 +120,7 @@ def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALU
         vendor_us=layout.vendor_us,
         topology=layout.topology,
         gpus_per_node=local,
+        sms=layout.sms,
         program=program,
         ranks=tuple(
             node * local + rank
@@ -146,6 +150,7 @@ def _emulated(fabric: EmulatedFabric) -> _Layout:
         sigma=np.where(np.isfinite(time_us), fabric.noise_sigma, np.nan),
         vendor_us=np.full(len(nbytes), np.nan),
         topology=topology_of(cluster, fabric.nodes).model_dump(exclude={"ranks", "nodes"}),
+        sms=cluster.sms,
     )
 
 
@@ -163,6 +168,7 @@ def _measured(fabric: MeasuredFabric) -> _Layout:
         sigma=sigma,
         vendor_us=base.vendor_us(nbytes),
         topology={"intra": "nvlink", "inter": "efa", "nvls": True, "tier_max": 3},
+        sms=P5EN_SMS,
     )
 
 

@@ -73,11 +73,23 @@ def test_what_is_no_experiment_is_said_so(tmp_path: Path, text: str) -> None:
     assert "cannot read the experiment" in missing.stderr
 
 
+@pytest.mark.parametrize("command", [("online", "online/p5en-16nodes.yaml"), ("train", "curricula/default.yaml")])
+def test_a_term_that_is_not_there_cannot_be_left_out(tmp_path: Path, command: tuple[str, str]) -> None:
+    path = str(ROOT / "experiments" / command[1])
+    done = _run(command[0], path, "--without", "sm", "--without", "speed", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert "error: --without speed: the reward has no such term; give one of iteration, switch," in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_serial_run_reports_explains_and_speaks_json(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = _run("online", str(_yaml(tmp_path / "x.yaml", stop={"rounds": 6})), "--serial", "--json", "--out", str(run))
+    done = _run("online", str(_yaml(tmp_path / "x.yaml", stop={"rounds": 6})), "--serial", "--json", "--out", str(run),
+                "--without", "probe", "--without", "sm")  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
+    assert summary["reward"]["off"] == ["switch", "probe", "sm"], "switch is off by default"
+    assert summary["reward"]["terms"]["learn"].keys() == {"primary", "congestion", "tier"}
     assert {"keys", "geomean_vs_oracle", "gap_closed", "epochs", "collectives", "detection_delay", "switches",
             "agreement_violations", "dropped_records"} <= summary.keys()  # fmt: skip
     assert Path(summary["report"]).exists()

@@ -93,7 +93,11 @@ class _Run:
         pools = {stage: self._scenarios(stage, _TRAINING, streams.pool) for stage in set(stages)}
         drawn = [pools[stage][int(rng.integers(streams.pool))] for stage in stages]
         return Simulation(
-            drawn, epochs=streams.epochs, collectives=streams.collectives, seed=int(rng.integers(1 << 31))
+            drawn,
+            epochs=streams.epochs,
+            collectives=streams.collectives,
+            seed=int(rng.integers(1 << 31)),
+            reward=self._curriculum.reward,
         )
 
     def _sync(self) -> None:
@@ -116,6 +120,8 @@ class _Run:
         self._rounds, self._stage_rounds, self._steps = self._rounds + 1, self._stage_rounds + 1, self._steps + steps
         reward = float(np.mean([np.mean(e.rewards) for e in episodes]))
         self._writer.add_scalar("reward", reward, self._steps)
+        for name, value in self._runner.reward_terms.items():
+            self._writer.add_scalar(f"reward/{name}", value, self._steps)
         self._writer.add_scalar("steps_per_s", steps / (time.monotonic() - began), self._steps)
         if self._rounds % self._curriculum.validation.every_rounds == 0:
             self._validate(reward)
@@ -147,6 +153,7 @@ class _Run:
             "seconds": seconds,
             "stages": self._stages,
             "history": self._history,
+            "reward": {"off": self._curriculum.reward.off, "terms": self._runner.reward_terms},
         }
 
     def _save(self) -> None:

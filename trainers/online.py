@@ -50,10 +50,10 @@ def run_online(
 ) -> dict[str, Any]:
     """Runs an experiment to its end and returns its summary, which is also written to ``directory``.
 
-    ``directory`` receives experiment.json, samples.parquet, checkpoint.pkl and summary.json. ``serial`` runs the
-    control plane in this process without Ray and an emulated job in lockstep, so that the run can be repeated
-    exactly. ``resume`` is the directory of an earlier run to go on from. Raises ConfigError for bad input and
-    RunError if the run cannot go on.
+    ``directory`` receives experiment.json, samples.parquet, rewards.parquet, checkpoint.pkl and summary.json.
+    ``serial`` runs the control plane in this process without Ray and an emulated job in lockstep, so that the run can
+    be repeated exactly. ``resume`` is the directory of an earlier run to go on from. Raises ConfigError for bad input
+    and RunError if the run cannot go on.
     """
     directory.mkdir(parents=True, exist_ok=True)
     fabric = None
@@ -111,6 +111,7 @@ def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
             experiment=experiment,
             topology=fabric.topology,
             played=frozenset(fabric.ranks),
+            sms=fabric.sms,
             valid=fabric.valid,
         )
     described = experiment.fabric
@@ -118,6 +119,7 @@ def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
     return Plan(
         run=run,
         experiment=experiment,
+        sms=described.sms,
         topology={
             "kind": described.topology,
             **described.model_dump(include={"intra", "inter", "nvls", "tier_max", "ina_active", "library"}),

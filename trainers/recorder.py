@@ -1,4 +1,4 @@
-"""Experience on disk: every collective that was reduced over ranks, one Parquet row each."""
+"""Experience on disk: every collective that was reduced over ranks and every epoch's reward, one Parquet row each."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dynamiccl_ray.reward import PRIMARY, TERMS, means
 from dynamiccl_ray.table import Action
 
 SCHEMA = pa.schema(
@@ -31,14 +32,31 @@ SCHEMA = pa.schema(
         ("chunk", pa.int8()),
     ]
 )
+REWARD_SCHEMA = pa.schema(
+    [
+        ("run", pa.dictionary(pa.int8(), pa.string())),
+        ("seed", pa.int32()),
+        ("comm", pa.uint64()),
+        ("epoch", pa.int32()),
+        ("phase", pa.dictionary(pa.int8(), pa.string())),
+        ("keys", pa.int32()),
+        ("reward", pa.float64()),
+        *((name, pa.float64()) for name in TERMS),
+    ]
+)
+"""Means over the keys that ran in the epoch; null for a term that is off or has no source."""
 _ROWS = 1 << 16
+_EPOCHS = 1 << 8
 
 
 class Recorder:
-    """Writes ``samples.parquet`` in row groups as a run goes; what has been written survives a crash of the rest."""
+    """Writes ``samples.parquet`` and ``rewards.parquet`` in row groups as a run goes; what has been written survives a
+    crash of the rest."""
 
     def __init__(self, directory: Path, run: str, seed: int) -> None:
         self._writer = pq.ParquetWriter(directory / "samples.parquet", SCHEMA, compression="zstd")
+        self._rewards = pq.ParquetWriter(directory / "rewards.parquet", REWARD_SCHEMA, compression="zstd")
+        self._epochs: list[dict[str, Any]] = []
         self._run, self._seed = run, seed
         self._pending: list[pa.RecordBatch] = []
         self._rows = 0
@@ -70,17 +88,26 @@ class Recorder:
             )
         )
         self._rows += n
-        if self._rows >= _ROWS:
+        self._epochs.append(self._reward(epoch))
+        if self._rows >= _ROWS or len(self._epochs) >= _EPOCHS:
             self._flush()
+
+    def _reward(self, epoch: dict[str, Any]) -> dict[str, Any]:
+        parts = means(epoch["terms"])
+        about = {name: epoch[name] for name in ("comm", "epoch", "phase")}
+        ran = int(np.isfinite(epoch["terms"][PRIMARY]).sum())
+        return {"run": self._run, "seed": self._seed, "keys": ran, "reward": sum(parts.values()), **about, **parts}
 
     def _flush(self) -> None:
         if self._pending:
             self._writer.write_table(pa.Table.from_batches(self._pending, SCHEMA))
-            self._pending, self._rows = [], 0
+            self._rewards.write_table(pa.Table.from_pylist(self._epochs, REWARD_SCHEMA))
+            self._pending, self._rows, self._epochs = [], 0, []
 
     def close(self) -> None:
         self._flush()
         self._writer.close()
+        self._rewards.close()
 
     def __enter__(self) -> Self:
         return self
@@ -93,5 +120,14 @@ class Recorder:
 
 def read_samples(directory: Path) -> dict[str, npt.NDArray[Any]]:
     """Columns of a run's ``samples.parquet`` as arrays; strings as objects."""
-    table = pq.read_table(directory / "samples.parquet")
+    return _read(directory / "samples.parquet")
+
+
+def read_rewards(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a run's ``rewards.parquet``, NaN for a term that is off or has no source."""
+    return _read(directory / "rewards.parquet")
+
+
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    table = pq.read_table(path)
     return {name: table[name].to_numpy() for name in table.column_names}

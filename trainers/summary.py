@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl_ray.experiment import Online
+from dynamiccl_ray.reward import means
 from dynamiccl_ray.table import Action, key_name
 from plugin_bridge.played import PlayedFabric
 
@@ -45,6 +46,7 @@ def summarise(
         "off": status["off"],
         "events": events,
         "history": status["history"],
+        "reward": _reward(experiment, observed),
         "detection_delay": None,
         "detection_delay_key_samples": None,
         "after": [],
@@ -58,6 +60,20 @@ def summarise(
     if fabric is not None:
         summary["stands_for"] = fabric.sample()
     return summary
+
+
+def _reward(experiment: Online, observed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Weights, terms that were off, and by phase the mean of every term over the epochs that had it."""
+    weights = experiment.reward
+    phases: dict[str, dict[str, list[float]]] = {}
+    for epoch in observed:
+        for name, value in means(epoch["terms"]).items():
+            phases.setdefault(epoch["phase"], {}).setdefault(name, []).append(value)
+    return {
+        "weights": weights.model_dump(),
+        "off": weights.off,
+        "terms": {phase: {n: float(np.mean(v)) for n, v in terms.items()} for phase, terms in phases.items()},
+    }
 
 
 def _regime(

@@ -30,7 +30,7 @@ _HEAT: Final = 0.5
 # Collectives of an action before drift is looked for in further ones.
 _KNOWN: Final = 8
 # Decisions after which the recurrent state begins anew, as in training and in the online loop.
-_ROUND: Final = 16
+_ROUND: Final = 32
 
 
 def learned(net: policy.PolicyNetwork) -> Factory:

@@ -24,6 +24,8 @@ _NVLINK_RATES: Final = {
     90: (370.0, (5.5, 20.0, 27.0)),
     100: (700.0, (8.0, 28.0, 40.0)),
 }
+# By compute capability: streaming multiprocessors of V100, A100, H100 and B200.
+_SMS: Final = {70: 80, 80: 108, 90: 132, 100: 148}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class Hardware:
         """The cluster with these numbers; shares (``overlap``, ``tree_share``) among them."""
         ring = {"channels": 8 if self.nvlink else 2, "intra_gb_per_s": 20.0}
         tree: dict[str, Any] = {"intra": {"kind": "nvlink" if self.nvlink else "pcie"}}
-        tree |= {"name": name, "gpus_per_node": gpus_per_node, "sms": 132}
+        tree |= {"name": name, "gpus_per_node": gpus_per_node, "sms": _SMS[self.compute_capability]}
         belief: dict[str, Any] = {
             "compute_capability": self.compute_capability,
             "nvswitches": 4 if self.nvls else 0,

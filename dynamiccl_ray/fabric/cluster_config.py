@@ -158,8 +158,6 @@ class Cluster(Section):
     """Nodes that are alike, and the network between them."""
 
     name: str
-    gpu: str = ""
-    """The GPU's name, for people."""
     gpus_per_node: Annotated[int, Field(ge=1, le=72)]
     sms: Count
     """Streaming multiprocessors of a GPU: each channel of a collective takes one from the computation."""

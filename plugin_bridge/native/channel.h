@@ -2,9 +2,9 @@
  * process and the control plane beside it. This file is the layout and nothing else; docs/channel.md is its
  * prose.
  *
- * Writers. Every field has one writing side, named at the field: the plugin (NCCL's threads) or the runner
- * (whoever holds an exclusive flock on the file). The one exception is `promise`, which both change by
- * compare-and-swap.
+ * Writers. Every field has one writing side, named at the field: the plugin (NCCL's threads), the runner
+ * (whoever holds an exclusive flock on the file) or the job (the training script, one thread at a time). The
+ * one exception is `promise`, which both plugin and runner change by compare-and-swap.
  *
  * Ordering. C11 atomics; each release names the acquire it pairs with, so that it is right on Arm too. */
 #ifndef DYNAMICCL_CHANNEL_H
@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define DCC_MAGIC 0x4c43434d414e5944ull /* "DYNAMCCL" */
-#define DCC_ABI 1u
+#define DCC_ABI 2u
 #define DCC_TABLE_MAGIC 0x31425443u /* "CTB1" */
 
 #define DCC_RING_RECORDS 16384u /* power of two; 16 s of records at 1000 collectives/s */
@@ -175,6 +175,16 @@ struct dcc_runner_words {
     _Alignas(64) _Atomic uint64_t tail; /* ring position of the next record to read */
 };
 
+/* Writer: the job, where it reports its steps; all 0 where it does not. The last report, and no queue:
+ * whoever looks too rarely misses steps. `turn` is odd while the words below it are written. */
+struct dcc_job_words {
+    _Alignas(64) _Atomic uint64_t turn; /* reports * 2; even is a release, for the acquire in dcc_job() */
+    _Atomic uint64_t step;
+    _Atomic uint64_t iteration_ns;
+    _Atomic uint64_t loss;   /* bits of a double; NaN where the job reports none */
+    _Atomic uint64_t faults; /* how many so far; not covered by `turn` */
+};
+
 struct dcc_segment {
     uint64_t magic;
     uint32_t abi;
@@ -188,6 +198,7 @@ struct dcc_segment {
         64) _Atomic uint64_t head; /* ring position of the next record to write; writers: NCCL's threads */
     _Alignas(64) struct dcc_table tables[DCC_SLOTS];
     _Alignas(64) struct dcc_record ring[DCC_RING_RECORDS];
+    struct dcc_job_words job;
 };
 
 /* Called wherever losing the processor is worst. The stress test makes it do so; elsewhere it is nothing. */

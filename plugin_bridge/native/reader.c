@@ -15,6 +15,7 @@
 #define ERROR_BYTES 256
 #define PREPARE_TRIES 20
 #define MAX_MARGIN (1ull << 32)
+#define JOB_LOOKS 8
 
 struct dcc_segment *dcc_open(int fd, char *error) {
     struct stat st;
@@ -128,6 +129,51 @@ size_t dcc_cost_rows(struct dcc_segment *seg, struct dcc_cost_row *out, size_t f
     size_t n = used - first < max ? used - first : max;
     memcpy(out, &seg->plugin.cost_rows[first], n * sizeof *out);
     return n;
+}
+
+/* A sequence lock whose writer never waits. With the step alone as the word that is published last, a reader
+ * could find the old step twice and a new loss between. */
+void dcc_report_step(struct dcc_segment *seg, uint64_t step, uint64_t iteration_ns, double loss) {
+    struct dcc_job_words *job = &seg->job;
+    uint64_t turn = load(&job->turn, relaxed) | 1, bits;
+    memcpy(&bits, &loss, sizeof bits);
+    store(&job->turn, turn, relaxed);
+    /* Pairs with the acquire fence in dcc_job(): whoever reads a word from below then finds this turn, or a
+     * later one. */
+    atomic_thread_fence(memory_order_release);
+    dcc_interleave();
+    store(&job->step, step, relaxed);
+    dcc_interleave();
+    store(&job->iteration_ns, iteration_ns, relaxed);
+    dcc_interleave();
+    store(&job->loss, bits, relaxed);
+    dcc_interleave();
+    store(&job->turn, turn + 1, release); /* pairs with the acquire in dcc_job() */
+}
+
+void dcc_report_fault(struct dcc_segment *seg) {
+    atomic_fetch_add_explicit(&seg->job.faults, 1, memory_order_relaxed);
+}
+
+int dcc_job(struct dcc_segment *seg, struct dcc_job_view *out) {
+    struct dcc_job_words *job = &seg->job;
+    for (int i = 0; i < JOB_LOOKS; i++) {
+        uint64_t turn = load(&job->turn, acquire); /* pairs with the release in dcc_report_step() */
+        out->step = load(&job->step, relaxed);
+        dcc_interleave();
+        out->iteration_ns = load(&job->iteration_ns, relaxed);
+        dcc_interleave();
+        uint64_t bits = load(&job->loss, relaxed);
+        /* Pairs with the release fence in dcc_report_step(). */
+        atomic_thread_fence(memory_order_acquire);
+        if (turn % 2 || load(&job->turn, relaxed) != turn)
+            continue;
+        memcpy(&out->loss, &bits, sizeof bits);
+        out->reports = turn / 2;
+        out->faults = load(&job->faults, relaxed);
+        return 1;
+    }
+    return 0;
 }
 
 uint64_t dcc_digest(const struct dcc_table *table) {

@@ -1,6 +1,6 @@
-/* The runner's end of a segment, for plugin_bridge/channel.py through ctypes. All calls on one segment come
- * from the process that holds an exclusive flock on its file, one at a time. None of them waits for the
- * plugin. */
+/* The runner's end of a segment, for plugin_bridge/channel.py through ctypes, and the job's few words. All
+ * calls on one segment but the job's come from the process that holds an exclusive flock on its file, one at
+ * a time. None of them waits for the plugin. */
 #ifndef DYNAMICCL_READER_H
 #define DYNAMICCL_READER_H
 
@@ -25,6 +25,13 @@ struct dcc_status {
     uint64_t backlog; /* records not yet drained */
 };
 
+/* What the job said last. */
+struct dcc_job_view {
+    uint64_t reports; /* steps it has reported; 0: nothing below means anything but `faults` */
+    uint64_t step, iteration_ns, faults;
+    double loss; /* NaN: not reported */
+};
+
 enum dcc_prepared {
     DCC_PREPARED = 0,
     DCC_BUSY = 1,      /* an earlier version is still open, or its S has not passed */
@@ -46,6 +53,13 @@ size_t dcc_fingerprints(struct dcc_segment *seg, uint64_t *windows, uint64_t *ha
 
 /* Copies cost rows from index `first` on, up to `max`; returns how many. */
 size_t dcc_cost_rows(struct dcc_segment *seg, struct dcc_cost_row *out, size_t first, size_t max);
+
+/* For the job, from its own process and one thread at a time. Neither waits for anybody. */
+void dcc_report_step(struct dcc_segment *seg, uint64_t step, uint64_t iteration_ns, double loss);
+void dcc_report_fault(struct dcc_segment *seg);
+
+/* The last report; 0 if one was being written each time that this looked, and then `out` means nothing. */
+int dcc_job(struct dcc_segment *seg, struct dcc_job_view *out);
 
 uint64_t dcc_digest(const struct dcc_table *table);
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ def _epoch(rank: int, times: list[float], *, version: int = 0, first: int = 1, *
         "comm": COMM, "rank": rank, "version": version, "dseq": np.arange(first, first + n, dtype=np.uint64),
         "key": np.full(n, KEY, np.uint16), "nbytes": np.full(n, 1 << 20, np.uint64),
         "exec_ns": np.array([t * 1e3 for t in times], np.uint64), "refused": frozenset(), "costs": {KEY: COST},
+        "pair": np.full(n, RING), "channels": np.full(n, 8, np.uint8),
         "fingerprints": {}, "max_channels": 8, "unused": 0, "dropped": 0,
     }  # fmt: skip
     return RankEpoch(**(fields | changes))
@@ -167,6 +169,42 @@ def test_phases_follow_what_was_measured() -> None:
     assert coordinator.context.comms[0].view.heat > 0
     # The old action's time is remembered relative to NCCL's own, which got half as fast.
     assert coordinator.book(COMM).log_ratio()[0, RING, 0] == pytest.approx(np.log(80 / 100), abs=0.05)
+
+
+def test_the_reward_is_the_sum_of_its_terms_and_iterations_are_measured_anew_after_an_alarm() -> None:
+    seen: list[Any] = []
+    coordinator = _joined(_coordinator(learning={"min_rounds": 1, "max_rounds": 1}, reward={"switch": 0.25}))
+    coordinator._observer = seen.append
+    step = itertools.count()
+
+    def epoch(us: float, seconds: tuple[float, float], version: int = 0) -> dict[str, float]:
+        times, said = np.random.default_rng(len(seen)).normal(us, us / 100, 6).tolist(), next(step)
+        ranks = [_epoch(r, times, version=version, steps={said: (seconds[r], 1.0 + said)}) for r in range(2)]
+        _report(coordinator, *ranks)
+        parts = {name: float(part[0]) for name, part in seen[-1]["terms"].items()}
+        assert coordinator.context.comms[0].reward == pytest.approx([sum(parts.values())])
+        return parts
+
+    while coordinator.context.phase is Phase.BASELINE:
+        assert epoch(100, (1.0, 2.0))["iteration"] == 0
+    version = _commit(coordinator, Action(pair=RING))
+    parts = epoch(80, (1.5, 1.0), version)
+    assert parts["iteration"] == pytest.approx(-0.1 * (1.5 / 2 - 1)), "the slowest rank's, over that of the baseline"
+    assert (parts["switch"], parts["probe"], parts["convergence"]) == (-0.25, -0.005, -0.001 * 0.01)
+    assert parts["primary"] == pytest.approx(np.log(100 / 80), abs=0.03)
+    assert epoch(80, (1.5, 1.0), version)["switch"] == 0
+    assert "sm" not in parts, "nobody has said which GPU it is"
+    assert coordinator.context.phase is Phase.EXPLOIT
+    while coordinator.context.phase is Phase.EXPLOIT:
+        times = 80 if len(seen) < 14 else 130
+        epoch(times, (1.5, 1.0), version)
+    assert coordinator.context.phase is Phase.BASELINE
+    # Its successor knows that the old baseline is of no use, and which actions are in force and not new.
+    successor = _joined(_coordinator(coordinator._store, reward={"switch": 0.25}))
+    successor._observer, coordinator = seen.append, successor
+    parts = epoch(130, (3.0, 3.0), version)
+    assert (parts["iteration"], parts["switch"], parts["probe"]) == (0, 0, 0)
+    assert epoch(130, (4.5, 3.0), version)["iteration"] == pytest.approx(-0.1 * (4.5 / 3.75 - 1))
 
 
 def test_the_guardrail_masks_what_is_worse_with_confidence() -> None:

@@ -18,6 +18,7 @@ from rich.console import Console
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.report import detections, mean_speedup, read_run, terminal_table, write_report
 from dynamiccl_ray.report_plots import pair_colour
+from dynamiccl_ray.reward import TERMS
 from dynamiccl_ray.table import key_of
 
 KEYS = {"all_reduce/64KiB": key_of(4, 64 << 10, False), "all_reduce/1MiB": key_of(4, 1 << 20, False),
@@ -322,3 +323,31 @@ def test_configurations_look_different() -> None:
     colours = np.array([pair_colour(pair) for pair in ["nccl", "nvls/simple", *swept]])
     apart = np.abs(colours[:, None] - colours).sum(-1)
     assert apart[np.triu_indices(len(colours), 1)].min() > 0.2
+
+
+def test_the_terms_of_the_reward_are_drawn_and_tabled_where_a_run_has_them(tmp_path: Path) -> None:
+    without = write_report(_write(tmp_path, WITH_EVENT)).read_text()
+    assert "This run recorded no terms of its reward." in without
+    nothing = pa.nulls(4, pa.float64())
+    columns = dict.fromkeys(TERMS, nothing) | {
+        "epoch": pa.array([0, 0, 1, 2], pa.int32()), "phase": pa.array(["baseline"] * 2 + ["learn"] * 2),
+        "keys": pa.array([1, 3, 4, 4], pa.int32()), "reward": pa.array([0.1, 0.5, 0.2, 0.3]),
+        "primary": pa.array([0.1, 0.5, 0.25, 0.3]), "sm": pa.array([None, None, -0.05, None], pa.float64()),
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "rewards.parquet")
+    reward = {"weights": {"sm": 0.02}, "off": ["tier"], "terms": {"learn": {"primary": 0.275, "sm": -0.05}}}
+    (tmp_path / "summary.json").write_text(json.dumps({**WITH_EVENT, "reward": reward}))
+    rewards = read_run(tmp_path).rewards
+    assert rewards.epoch.tolist() == [0, 1, 2]
+    assert rewards.phase.tolist() == ["baseline", "learn", "learn"]
+    assert rewards.terms.keys() == {"reward", "primary", "sm"}
+    assert rewards.terms["reward"] == pytest.approx([0.4, 0.2, 0.3]), "two communicators count by their keys"
+    assert rewards.terms["sm"] == pytest.approx([np.nan, -0.05, np.nan], nan_ok=True)
+    page = write_report(tmp_path).read_text()
+    assert "The reward and its terms by decision epoch" in page
+    assert re.search(r"<td>sm</td><td>0\.02</td>\s*<td>-0\.0500</td>", page)
+    assert re.search(r"<td>primary</td><td>1</td>\s*<td>0\.2750</td>", page)
+    assert "the term was off (tier)" in page
+    (tmp_path / "rewards.parquet").write_bytes(b"no parquet")
+    with pytest.raises(ConfigError, match=r"rewards\.parquet: not the rewards of a run"):
+        read_run(tmp_path)

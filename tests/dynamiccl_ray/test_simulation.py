@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from tiny_scenario import tcp, tiny
 
 from dynamiccl_ray.book import KeyBook, Samples
 from dynamiccl_ray.fabric.load import Load
-from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
+from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.knowledge import Floats, Int64, Keys, Knowledge
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, part
-from dynamiccl_ray.simulation import LIMIT, Simulation
+from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Topology, part
+from dynamiccl_ray.reward import COSTS, Reward
+from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.table import Action, key_of
 
+TIME_ALONE = Reward().without(COSTS)
 TIMES = [[[10, 8, 20], [30, 40, 25]]]
 BUSY = Load(inter_bandwidth=0.25)
 
@@ -45,7 +50,7 @@ def _play(simulation: Simulation, seed: int = 0) -> tuple[Floats, Floats]:
 
 
 def test_without_noise_the_reward_is_the_log_of_the_speedup() -> None:
-    simulation = Simulation([tiny(TIMES, starts=[0])], epochs=3, collectives=8, seed=0)
+    simulation = Simulation([tiny(TIMES, starts=[0])], epochs=3, collectives=8, seed=0, reward=TIME_ALONE)
     simulation.reset()
     _, reward = simulation.step(np.array([[1, 0, 0], [2, 0, 0]]))
     assert reward.tolist() == pytest.approx([np.log(10 / 8), np.log(30 / 25)])
@@ -57,9 +62,82 @@ def test_without_noise_the_reward_is_the_log_of_the_speedup() -> None:
         pytest.approx([10, 30]),
         pytest.approx([8, 25]),
     )
-    clipped = Simulation([tiny([[[1, 1000]]], starts=[0])], epochs=1, collectives=8, seed=0)
+    clipped = Simulation([tiny([[[1, 1000]]], starts=[0])], epochs=1, collectives=8, seed=0, reward=TIME_ALONE)
     clipped.reset()
-    assert clipped.step(np.array([[1, 0, 0]]))[1].tolist() == [-LIMIT]
+    assert clipped.step(np.array([[1, 0, 0]]))[1].tolist() == [-TIME_ALONE.limit]
+
+
+def test_the_reward_is_the_sum_of_what_the_model_knows() -> None:
+    # Two keys of weights 1 and 2 that take 10 and 30 us; four rings' worth of nodes on tier 4, 8 SMs.
+    scenario = dataclasses.replace(
+        tiny(TIMES, starts=[0]),
+        context=Context(topology=Topology(ranks=64, nodes=8, tier_max=4)),
+        own_pair=np.array([4, 1]),
+        sm_share=np.full((2, N_PAIRS, N_CHANNELS), 0.125, np.float32),
+    )
+    weights = Reward(switch=0.5)
+    simulation = Simulation([scenario], epochs=4, collectives=8, seed=0, reward=weights)
+    simulation.reset()
+
+    def step(pairs: list[int]) -> dict[str, list[float]]:
+        _, reward = simulation.step(np.array([[pair, 0, 0] for pair in pairs]))
+        assert reward == pytest.approx(np.sum(list(simulation.terms.values()), 0))
+        return {name: part.tolist() for name, part in simulation.terms.items()}
+
+    # NCCL's own: a ring (pair 4) and a tree (pair 1, 3 of 7 crossings); nothing new, nothing changed.
+    parts = step([0, 0])
+    assert parts == {
+        "primary": pytest.approx([0, 0], abs=1e-6),
+        "iteration": pytest.approx([0, 0], abs=1e-6),
+        "switch": [0, 0],
+        "congestion": pytest.approx([0, 0], abs=1e-6),
+        "probe": [0, 0],
+        "sm": pytest.approx([-0.02 * 0.125] * 2),
+        "tier": pytest.approx([-0.005, -0.005 * 3 / 7]),
+    }
+    # 8 and 25 us: 8 + 2 * 25 of 10 + 2 * 30.
+    parts = step([1, 2])
+    assert parts["iteration"] == pytest.approx([-0.1 * (58 / 70 - 1)] * 2)
+    assert parts["switch"] == [-0.5, -0.5]
+    assert parts["probe"] == pytest.approx([-0.005, -0.005])
+    # The same again for the first key; the second goes back, to 30 us when it has shown 25.
+    parts = step([1, 0])
+    assert parts["switch"] == [0, -0.5]
+    assert parts["probe"] == [0, 0]
+    assert parts["congestion"] == pytest.approx([0, -0.05 * np.log(30 / 25)], abs=1e-6)
+    assert not parts.keys() & {"convergence", "fault"}, "the model has no source for them"
+    simulation.reset()
+    assert step([1, 0])["probe"] == pytest.approx([-0.005, 0]), "an episode begins knowing NCCL's own choice alone"
+
+
+def test_a_modelled_scenario_knows_the_sms_that_channels_take() -> None:
+    scenario = tcp()
+    assert scenario.sm_share is not None
+    cluster = find_cluster("cloud-tcp")
+    asked = scenario.sm_share[:, 1:, CHANNEL_VALUES.index(4)]
+    assert asked == pytest.approx(np.full(asked.shape, 4 / cluster.sms))
+    choice = cluster.nccl_belief(4).choose(scenario.collective, scenario.nbytes)
+    assert scenario.sm_share[:, OWN_PAIR, 0] * cluster.sms == pytest.approx(choice.channels)
+    own = scenario.sm_share[np.arange(len(choice.channels)), scenario.own_pair, 0]
+    assert own * cluster.sms == pytest.approx(choice.channels)
+
+
+def test_what_a_shift_does_to_the_reward() -> None:
+    """NCCL's own choice is measured anew in between: going back to it is no switch, and congestion starts from it."""
+    scenario = tiny([[[10, 8]], [[40, 32]]], starts=[0, 100])
+    seen = set()
+    simulation = Simulation([scenario] * 40, epochs=4, collectives=8, seed=1, reward=Reward(switch=0.5))
+    simulation.reset()
+    for _ in range(4):
+        before = simulation._phase.copy()
+        simulation.step(np.array([[1, 0, 0]] * 40))
+        shifted = simulation._phase != before
+        in_force = simulation._rewards._last
+        assert (in_force[shifted] == 0).all()
+        assert (in_force[~shifted] != 0).all()
+        assert simulation.terms["congestion"] == pytest.approx(np.zeros(40), abs=1e-6)
+        seen |= set(shifted.tolist())
+    assert seen == {True, False}
 
 
 def test_the_masks_are_those_of_the_scenario_and_every_combination_has_a_time() -> None:
@@ -139,6 +217,8 @@ def test_knowledge_is_that_of_the_online_loop_through_a_shift() -> None:
             dseq=np.arange(8 * n),
             time_us=np.exp(log_us).ravel(),
             skew=np.zeros(8 * n),
+            pair=np.zeros(8 * n, np.int64),
+            channels=np.zeros(8 * n, np.int64),
         )
         chosen = {
             key: Action(pair=p, channels=c, chunk=h) for key, (p, c, h) in zip(names, actions.tolist(), strict=True)

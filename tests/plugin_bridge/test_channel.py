@@ -25,6 +25,7 @@ from plugin_bridge.channel import (
     COST_ROW_DTYPE,
     RECORD_DTYPE,
     Channel,
+    JobReport,
     c_digest,
     process_alive,
     remove_stale,
@@ -37,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "plugin_bridge" / "native"
 
 # docs/channel.md, byte for byte; nothing here comes from the code under test.
-SEGMENT_BYTES = 1122048
+SEGMENT_BYTES = 1122112
 RECORDS, RECORD_BYTES = 16384, 64
 MAGIC, ABI, STATE = 0, 8, 32
 DSEQ, APPLIED, PASSTHROUGH = 256, 320, 328
@@ -45,7 +46,7 @@ DROPPED_FULL = 448
 FINGERPRINTS = 488
 COST_ROWS_USED, COST_ROWS = 744, 748
 HOLD_AT, BASE, PENDING, DECISION, PROMISE, TAIL, HEAD = 23296, 23304, 23312, 23320, 23328, 23360, 23424
-TABLES, TABLE_BYTES, RING = 23488, 24992, 73472
+TABLES, TABLE_BYTES, RING, JOB = 23488, 24992, 73472, 1122048
 RECORD = struct.Struct("<QQQQIHBBBBBBBBBBIIQ")
 RECORD_FIELDS = [
     "dseq",
@@ -126,7 +127,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
     with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert len(memory) == SEGMENT_BYTES
         header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
-        assert header == (0x4C43434D414E5944, 1, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
+        assert header == (0x4C43434D414E5944, 2, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
         identity = struct.unpack_from("<QQ8I64s64s", memory, 40)
         seen = channel.identity
         assert identity[:6] == (seen.comm_id, seen.start_time, seen.pid, seen.ordinal, seen.rank, seen.ranks)
@@ -164,6 +165,11 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
         for position, (fields, record) in enumerate(zip(raw, records, strict=True)):
             assert dict(zip(RECORD_FIELDS, fields, strict=True)) == {n: record[n] for n in RECORD_FIELDS}
             assert record["ticket"] == position + 1
+
+        channel.report_step(7, 0.25, 1.5)
+        channel.report_fault()
+        assert struct.unpack_from("<QQQdQ", memory, JOB) == (2, 7, 250_000_000, 1.5, 1)
+        assert channel.job == JobReport(reports=1, step=7, iteration_s=0.25, loss=1.5, faults=1)
     assert RECORD_DTYPE.itemsize == RECORD.size == RECORD_BYTES
 
 
@@ -228,7 +234,7 @@ def test_drain_takes_no_other_buffer(segment: tuple[EmulatedJob, Path]) -> None:
     ("offset", "data", "message"),
     [
         (MAGIC, b"\1", "not a channel: magic"),
-        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 1"),
+        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 2"),
         (STATE, b"\0\0\0\0", "still starting"),
         (12, b"\x80", "layout of another build: record 128"),
         (16, b"\1", "layout of another build"),
@@ -253,9 +259,9 @@ def test_a_header_of_another_kind(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "0 bytes, expected 1122048"),
+        (b"", "0 bytes, expected 1122112"),
         (b"short", "5 bytes, expected"),
-        (bytes(SEGMENT_BYTES - 1), "expected 1122048"),
+        (bytes(SEGMENT_BYTES - 1), "expected 1122112"),
         (bytes(SEGMENT_BYTES), "still starting"),
         (np.random.default_rng(1).bytes(SEGMENT_BYTES), "not a channel: magic"),
         (np.random.default_rng(1).bytes(32) + bytes(SEGMENT_BYTES), "not a channel: magic"),
@@ -282,7 +288,7 @@ def test_no_file_a_directory_and_a_link(tmp_path: Path, segment: tuple[EmulatedJ
 def test_a_file_cut_short_after_it_was_found(segment: tuple[EmulatedJob, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.write_bytes(segment[1].read_bytes()[:-4096])
-    with pytest.raises(ChannelError, match="expected 1122048"):
+    with pytest.raises(ChannelError, match="expected 1122112"):
         Channel(copy)
 
 
@@ -428,7 +434,7 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-@pytest.mark.parametrize("part", ["ring", "agreement", "events", "lost", "stale"])
+@pytest.mark.parametrize("part", ["ring", "agreement", "events", "lost", "stale", "job"])
 @pytest.mark.parametrize("seed", range(3))
 def test_both_ends_under_stress(rig: Rig, stress: Path, part: str, seed: int) -> None:
     env = {**os.environ, "DYNAMICCL_SHM_DIR": str(rig.shm)}

@@ -104,3 +104,24 @@ def test_advantages_are_the_sums_that_they_stand_for() -> None:
     for t in range(5):
         expected = sum((gamma * lambda_) ** (s - t) * delta[:, s] for s in range(t, 5))
         np.testing.assert_allclose(found[:, t], expected, rtol=1e-5)
+
+
+def test_every_term_of_the_reward_is_logged_and_one_that_is_off_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: dict[str, list[float]] = {}
+    monkeypatch.setattr(
+        "tensorboardX.SummaryWriter.add_scalar", lambda _, name, value, at: logged.setdefault(name, []).append(value)
+    )
+    settings = {
+        **TINY,
+        "stages": [{**STAGE, "name": "only", "most_rounds": 2}],
+        "reward": {"switch": 0.01, "probe": 0.0},
+    }
+    summary = run_curriculum(Curriculum.model_validate(settings), tmp_path)
+    names = {name.removeprefix("reward/") for name in logged if name.startswith("reward/")}
+    assert names == {"primary", "iteration", "switch", "congestion", "sm", "tier"}
+    assert np.sum([logged[f"reward/{name}"] for name in names], 0) == pytest.approx(logged["reward"], abs=1e-5)
+    assert summary["reward"]["off"] == ["probe"]
+    assert summary["reward"]["terms"]["sm"] == pytest.approx(logged["reward/sm"][-1])
+    assert logged["reward/switch"][0] < 0

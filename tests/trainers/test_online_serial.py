@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -14,12 +16,15 @@ import numpy as np
 import pytest
 from small import small_experiment
 
-from dynamiccl_ray.errors import ConfigError, RunError
-from plugin_bridge.channel import segments
+from actors.rank_runner import RankRunner
+from dynamiccl_ray.errors import ChannelError, ConfigError, RunError
+from dynamiccl_ray.report import write_report
+from dynamiccl_ray.reward import TERMS, total
+from plugin_bridge.channel import Channel, segments
 from plugin_bridge.emulation import read_used
 from trainers.explain import explain_run
 from trainers.online import run_online
-from trainers.recorder import read_samples
+from trainers.recorder import Recorder, read_rewards, read_samples
 
 
 def test_ppo_learns_to_beat_the_default_by_measured_times(tmp_path: Path, job: str) -> None:
@@ -68,6 +73,77 @@ def test_samples_carry_where_they_come_from(tmp_path: Path, job: str) -> None:
     assert (samples["pair"][samples["phase"] == "baseline"] == 0).all()
     assert (np.diff(samples["dseq"]) > 0).all()
     assert json.loads((tmp_path / "summary.json").read_text())["run"] == summary["run"]
+
+
+def test_every_term_is_written_down_and_their_sum_is_what_is_learned_from(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[float] = []
+    closed: list[dict[str, Any]] = []
+    sample, add = RankRunner.sample, Recorder.add
+
+    def sampled(self: RankRunner, **options: Any) -> Any:
+        episodes = sample(self, **options)
+        learned.extend(r for e in episodes for r in e.get_rewards())
+        return episodes
+
+    def added(self: Recorder, epoch: dict[str, Any]) -> None:
+        closed.append(epoch)
+        add(self, epoch)
+
+    monkeypatch.setattr(RankRunner, "sample", sampled)
+    monkeypatch.setattr(Recorder, "add", added)
+    experiment = small_experiment(job, reward={"switch": 0.01, "tier": 0.0}, stop={"rounds": 6})
+    summary = run_online(experiment, tmp_path, serial=True)
+    totals = np.concatenate([total(e["terms"]) for e in closed if e["phase"] == "learn"])
+    assert len(learned) > 100
+    assert np.isin(np.round(learned, 9), np.round(totals[np.isfinite(totals)], 9)).all()
+    rewards = read_rewards(tmp_path)
+    there = ["primary", "switch", "congestion", "probe", "sm"]
+    assert len(rewards["epoch"]) == len(closed) >= summary["epochs"] - 1
+    np.testing.assert_allclose(rewards["reward"], sum(rewards[name] for name in there))
+    assert all(np.isnan(rewards[name]).all() for name in set(TERMS) - set(there))
+    for name in there:
+        found = rewards[name][rewards["phase"] == "learn"]
+        assert summary["reward"]["terms"]["learn"][name] == pytest.approx(found.mean())
+        assert found.any(), "a term that was never anything"
+    np.testing.assert_allclose(rewards["reward"], [np.nanmean(total(e["terms"])) for e in closed], atol=1e-9)
+    assert summary["reward"]["off"] == ["tier"]
+    assert summary["reward"]["weights"]["switch"] == 0.01
+    assert write_report(tmp_path).read_text().count("<h2>Reward</h2>") == 1
+
+
+def test_a_job_that_reports_its_steps_is_rewarded_for_them(tmp_path: Path, job: str) -> None:
+    """Steps that take 50 ms until the policy learns, and 40 ms from then on; a loss that falls by 0.5 a step."""
+    over = threading.Event()
+
+    def train() -> None:
+        channels: dict[str, Channel] = {}
+        for step in itertools.count():
+            for path in segments(job):
+                if path.name not in channels:
+                    with contextlib.suppress(ChannelError):
+                        channels[path.name] = Channel(path, claim=False)
+            learning = any(c.status.pending_version > 0 for c in channels.values())
+            for channel in channels.values():
+                channel.report_step(step, 0.04 if learning else 0.05, 100 - step / 2)
+            if over.wait(0.05):
+                break
+        for channel in channels.values():
+            channel.close()
+
+    script = threading.Thread(target=train)
+    script.start()
+    try:
+        summary = run_online(small_experiment(job, stop={"rounds": 6}), tmp_path, serial=True)
+    finally:
+        over.set()
+        script.join()
+    terms = summary["reward"]["terms"]
+    assert terms["baseline"]["iteration"] == pytest.approx(0, abs=0.005)
+    assert terms["learn"]["iteration"] == pytest.approx(0.1 * 0.2, abs=0.005)
+    assert -0.001 < terms["learn"]["convergence"] < 0
+    assert terms["learn"]["fault"] == 0
 
 
 def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:

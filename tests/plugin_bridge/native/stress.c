@@ -1,7 +1,7 @@
 /* Both ends of the channel in one process, so that the sanitizers see both: the plugin's sources and the
  * runner's are linked in and driven from threads that know nothing of each other.
  *
- *   stress [ring|agreement|events|lost|stale] [SEED]     everything without an argument
+ *   stress [ring|agreement|events|lost|stale|job] [SEED]     everything without an argument
  *
  * Prints a line per part. Ends with 1 and a line that says what broke. */
 #define _GNU_SOURCE
@@ -606,15 +606,55 @@ static void test_stale(uint64_t seed) {
     printf("stale: every operation found its own decision\n");
 }
 
+/* ---- the job's reports ---- */
+
+#define REPORTS_READ 2000
+
+static _Atomic int listening;
+
+static void *report_steps(void *seg) {
+    uint64_t random = 1;
+    for (uint64_t step = 1; atomic_load(&listening); step++) {
+        dcc_report_step(seg, step, step * 3, (double)step / 2);
+        dawdle(&random);
+    }
+    return NULL;
+}
+
+static void test_job(uint64_t seed) {
+    struct comm *comm = comm_attach_profiler(6, CHILDREN_GPU, 6, "job", 1, 2, 0, NULL);
+    if (!comm || !comm->seg)
+        fail("job: no channel");
+    struct dcc_job_view view;
+    if (!dcc_job(comm->seg, &view) || view.reports || view.faults)
+        fail("job: a report before the first");
+    pthread_t thread;
+    atomic_store(&listening, 1);
+    pthread_create(&thread, NULL, report_steps, comm->seg);
+    for (uint64_t read = 0, last = 0; read < REPORTS_READ;) {
+        dawdle(&seed);
+        if (!dcc_job(comm->seg, &view) || view.reports == 0)
+            continue;
+        if (view.step != view.reports || view.iteration_ns != view.step * 3 ||
+            view.loss != (double)view.step / 2 || view.step < last)
+            fail("job: report %llu is of step %llu, %llu ns, loss %g, after %llu",
+                 (unsigned long long)view.reports, (unsigned long long)view.step,
+                 (unsigned long long)view.iteration_ns, view.loss, (unsigned long long)last);
+        read += view.step != last;
+        last = view.step;
+    }
+    atomic_store(&listening, 0);
+    pthread_join(thread, NULL);
+    comm_detach_profiler(comm);
+    printf("job: %d reports, none of them read in parts\n", REPORTS_READ);
+}
+
 int main(int argc, char **argv) {
     static const struct {
         const char *name;
         void (*run)(uint64_t seed);
-    } parts[] = {{"ring", test_ring},
-                 {"agreement", test_agreement},
-                 {"events", test_events},
-                 {"lost", test_lost},
-                 {"stale", test_stale}};
+    } parts[] = {{"ring", test_ring}, {"agreement", test_agreement}, {"events", test_events},
+                 {"lost", test_lost}, {"stale", test_stale},         {"job", test_job}};
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
         if (argc < 2 || strcmp(argv[1], parts[i].name) == 0) {
