@@ -3,72 +3,63 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
-import ray
 import torch
-from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
-from ray.rllib.core.columns import Columns
-from ray.rllib.env import INPUT_ENV_SPACES
-from ray.rllib.env.env_runner import EnvRunner
-from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
+from actors.episodes import Episodes
+from actors.runner import PolicyRunner
+from actors.streams import OBSERVATION_SPACE
 from dynamiccl_ray import policy
 from dynamiccl_ray.reward import means
 from dynamiccl_ray.simulation import Simulation
 
 TEACHER = "teacher"
-"""Column of an episode: what a policy that knew every time would have chosen."""
+"""Column of a training batch: what a policy that knew every time would have chosen."""
 
 
-class FabricRunner(EnvRunner):  # type: ignore[misc]
-    """``config.env_config``: ``simulation`` (called with the runner's index and a round's number, for that round's
-    streams) and ``seed``. One ``sample`` is one round: an episode of every stream."""
+@dataclass(frozen=True)
+class Share:
+    """A runner's share of a round's streams: the ``index``-th of ``of``."""
+
+    number: int
+    """Of the round, from the beginning of the curriculum."""
+    stage: int
+    index: int = 0
+    of: int = 1
+
+
+class FabricRunner(PolicyRunner):
+    """``config.env_config``: ``simulation`` (called for the streams of a share) and ``seed``.
+
+    One ``sample`` is one round: an episode of every stream of this runner's share, in as many pieces of one size as
+    there are learners for each runner. What is drawn depends on the state alone, ``rounds`` and ``stage``, so that a
+    runner goes on wherever it is told to.
+    """
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        # The network is so small that threads wait for each other longer than they compute.
-        torch.set_num_threads(1)
         env = config.env_config
-        self._simulation: Callable[[int, int], Simulation] = env["simulation"]
+        self._simulation: Callable[[Share], Simulation] = env["simulation"]
         self._seed: int = env["seed"]
-        self.module = config.rl_module_spec.build()
-        self.module.eval()
-        self.rounds = 0
-        self.reward_terms: dict[str, float] = {}
-        """Mean of each term of the reward over the last round; also in the metrics, below ``reward``."""
-
-    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        spaces = (OBSERVATION_SPACE, ACTION_SPACE)
-        return {INPUT_ENV_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
-
-    def assert_healthy(self) -> None:
-        assert self.module is not None
+        self._pieces = -(-max(1, config.num_learners) // self.share[1])
+        self.rounds, self.stage = 0, 0
 
     def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        return {"rounds": self.rounds}
+        return {"rounds": self.rounds, "stage": self.stage}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self.rounds = state.get("rounds", self.rounds)
-        if COMPONENT_RL_MODULE in state:
-            weights = state[COMPONENT_RL_MODULE]
-            if isinstance(weights, ray.ObjectRef):
-                weights = ray.get(weights)
-            self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
-
-    def get_metrics(self) -> Any:
-        return self.metrics.reduce()
+        super().set_state(state)
+        self.rounds, self.stage = state.get("rounds", self.rounds), state.get("stage", self.stage)
 
     def stop(self) -> None:
         """Nothing is held."""
 
-    def sample(self, **_: Any) -> list[SingleAgentEpisode]:
-        index = self.worker_index or 0
-        simulation = self._simulation(index, self.rounds)
-        # Draws depend on the round alone, so that a restored runner goes on with the same ones.
+    def sample(self, **_: Any) -> list[Episodes]:
+        index, of = self.share
+        simulation = self._simulation(Share(self.rounds, self.stage, index, of))
         generator = torch.Generator().manual_seed(hash((self._seed, index, self.rounds)) & 0x7FFFFFFF)
         self.rounds += 1
         net: policy.PolicyNetwork = self.module.net
@@ -77,32 +68,29 @@ class FabricRunner(EnvRunner):  # type: ignore[misc]
         obs = np.empty((n, epochs + 1, OBSERVATION_SPACE.shape[0]), np.float32)
         actions, log_p = np.empty((n, epochs, 3), np.int64), np.empty((n, epochs), np.float32)
         teacher, rewards = np.empty((n, epochs, 3), np.int64), np.empty((n, epochs), np.float32)
+        values = np.empty((n, epochs + 1), np.float32)
         obs[:, 0] = simulation.reset()
         terms: dict[str, float] = {}
-        for t in range(epochs):
+        for t in range(epochs + 1):
             with torch.no_grad():
                 x = torch.from_numpy(obs[:, t]).unsqueeze(1)
                 features, state = net.features(x, state)
+                values[:, t] = net.values(features)[:, 0].numpy()
+                if t == epochs:
+                    break
                 drawn, log_prob = policy.sample(net, x, features, generator)
             teacher[:, t] = simulation.teacher()
             actions[:, t], log_p[:, t] = drawn[:, 0].numpy(), log_prob[:, 0].numpy()
             obs[:, t + 1], rewards[:, t] = simulation.step(actions[:, t])
             for name, mean in means(simulation.terms).items():
                 terms[name] = terms.get(name, 0.0) + mean / epochs
-        self.reward_terms = terms
-        for name, mean in terms.items():
-            self.metrics.log_value(("reward", name), mean, window=1)
-        return [
-            SingleAgentEpisode(
-                observations=obs[i],
-                actions=actions[i],
-                rewards=rewards[i],
-                infos=[{}] * (epochs + 1),
-                truncated=True,
-                extra_model_outputs={Columns.ACTION_LOGP: log_p[i], TEACHER: teacher[i]},
-                observation_space=OBSERVATION_SPACE,
-                action_space=ACTION_SPACE,
-                len_lookback_buffer=0,
-            )
-            for i in range(n)
-        ]
+        round_ = Episodes(
+            observations=obs,
+            actions=actions,
+            log_probs=log_p,
+            teacher=teacher,
+            rewards=rewards,
+            values=values,
+            reward_terms=terms,
+        )
+        return round_.split(self._pieces)

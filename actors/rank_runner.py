@@ -14,18 +14,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
-import ray
 import torch
-from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
-from ray.rllib.env import INPUT_ENV_SPACES
-from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from actors.messages import CommContext, Context, Coordination, Member, Phase, RankEpoch
-from actors.streams import ACTION_SPACE, OBSERVATION_SPACE, Decided, Streams
+from actors.runner import PolicyRunner
+from actors.streams import Decided, Streams
 from dynamiccl_ray import observation, policy
 from dynamiccl_ray.agreement import Answer
 from dynamiccl_ray.errors import ChannelError
@@ -76,7 +72,7 @@ class _Rank:
             self.steps[said.step] = (said.iteration_s, said.loss)
 
 
-class RankRunner(EnvRunner):  # type: ignore[misc]
+class RankRunner(PolicyRunner):
     """``config.env_config``: ``coordination`` (called to reach the coordinator), ``job`` and ``experiment``.
 
     ``advance``, if there, lets an emulated job run that many more collectives and then stand still: epochs then
@@ -85,15 +81,11 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        torch.set_num_threads(1)
         env = config.env_config
         self._coordination: Coordination = env["coordination"]()
         self._job: str = env["job"]
         self._experiment = env["experiment"]
-        self._share = (max(0, (self.worker_index or 1) - 1), max(1, self.num_workers))
         self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
-        self.module = config.rl_module_spec.build()
-        self.module.eval()
         self._ranks: dict[str, _Rank] = {}
         self._advance: Callable[[int], int] | None = env.get("advance")
         self._version: dict[int, int] = {}
@@ -110,26 +102,6 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
 
     # -- RLlib's interface --
 
-    def get_spaces(self) -> dict[str, tuple[gym.Space[Any], gym.Space[Any]]]:
-        spaces = (OBSERVATION_SPACE, ACTION_SPACE)
-        return {INPUT_ENV_SPACES: spaces, DEFAULT_MODULE_ID: spaces}
-
-    def assert_healthy(self) -> None:
-        assert self.module is not None
-
-    def get_state(self, components: Any = None, *, not_components: Any = None, **_: Any) -> dict[str, Any]:
-        return {}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        if COMPONENT_RL_MODULE in state:
-            weights = state[COMPONENT_RL_MODULE]
-            if isinstance(weights, ray.ObjectRef):
-                weights = ray.get(weights)
-            self.module.set_state(weights.get(DEFAULT_MODULE_ID, weights))
-
-    def get_metrics(self) -> Any:
-        return self.metrics.reduce()
-
     def stop(self) -> None:
         for rank in self._ranks.values():
             rank.channel.close()
@@ -141,7 +113,7 @@ class RankRunner(EnvRunner):  # type: ignore[misc]
         if not self._ranks:
             time.sleep(0.2)
         context = self._coordination.join(self._name, [self._member(r) for r in self._ranks.values()])
-        index, share = self._share
+        index, share = self.share
         streams = Streams(lambda key: key % share == index)
         lstm: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
         while not context.stop:

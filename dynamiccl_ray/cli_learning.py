@@ -24,6 +24,8 @@ def train(
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the curriculum's.")] = None,
+    runners: Annotated[int, typer.Option(min=0, help="Ray actors that sample; 0: this process.")] = 0,
+    learners: Annotated[int, typer.Option(min=0, help="Ray actors that update; 0: this process.")] = 0,
     without: Without = None,
     as_json: AsJson = False,
 ) -> None:
@@ -37,7 +39,14 @@ def train(
     lessons = lessons.model_copy(update={"reward": lessons.reward.without(without or ())})
     directory = out or Path("runs") / f"{lessons.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with console.status("sampling scenarios") as status:
-        summary = run_curriculum(lessons, directory, resume=resume, progress=_lesson(status.update))
+        summary = run_curriculum(
+            lessons,
+            directory,
+            resume=resume,
+            runners=runners,
+            learners=learners,
+            progress=_lesson(status.update),
+        )
     if as_json:
         emit(summary)
         return

@@ -12,9 +12,7 @@ from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.observation import Compression, Parallelism, SyncMode
 from dynamiccl_ray.reward import Reward
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, Share, read_yaml
 
 
 def _cluster(given: Any, info: ValidationInfo) -> Any:
@@ -66,25 +64,19 @@ class Stage(Section):
         return self
 
 
-class Learning(Section):
+class Learning(Ppo):
     """PPO and its teacher. Schedules run from the first round of the curriculum over ``rounds``, then stay."""
 
     lr: Positive = 3e-3
     lr_end: Positive = 2e-4
-    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.3
-    lambda_: Share = 0.9
     epochs: Count = 2
     minibatches: Count = 6
-    clip: Positive = 0.2
-    grad_clip: Positive = 0.5
     entropy: NotNegative = 0.01
-    entropy_end: NotNegative = 0.001
     teacher: NotNegative = 1.0
     """Weight of the cross entropy to what a policy that knew every time would choose, at first,"""
     teacher_end: NotNegative = 0.3
     """and from two thirds of the rounds on."""
     rounds: Count = 600
-    hidden: Count = 64
     experts: Count = 4
 
 

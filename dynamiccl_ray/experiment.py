@@ -26,7 +26,7 @@ from dynamiccl_ray.observation import (
     Workload,
 )
 from dynamiccl_ray.reward import Reward
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, read_yaml
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, read_yaml
 from dynamiccl_ray.table import key_name, key_of
 
 
@@ -289,21 +289,17 @@ class Guardrail(Section):
     """Collectives before an action can be ruled out."""
 
 
-class Ppo(Section):
-    """Hyperparameters of RLlib's PPO."""
+class OnlinePpo(Ppo):
+    """PPO beside a job."""
 
     lr: Positive = 1e-3
-    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.3
-    lambda_: Annotated[float, Field(ge=0, le=1)] = 0.9
     epochs: Count = 6
-    clip: Positive = 0.2
-    grad_clip: Positive = 0.5
     entropy: NotNegative = 0.02
     """At the start of a learning phase; falls linearly to ``entropy_end`` ..."""
-    entropy_end: NotNegative = 0.001
     entropy_rounds: Count = 40
     """... over this many rounds of the phase."""
-    hidden: Count = 64
+    learners: Annotated[int, Field(ge=0)] = 0
+    """Ray actors that update, with a core each; 0: the process that runs the experiment, as always with --serial."""
 
 
 class Ray(Section):
@@ -343,7 +339,7 @@ class Online(Section):
     reward: Reward = Reward()
     trigger: Trigger = Trigger()
     guardrail: Guardrail = Guardrail()
-    ppo: Ppo = Ppo()
+    ppo: OnlinePpo = OnlinePpo()
     ray: Ray = Ray()
     stop: Stop = Stop()
 

@@ -12,6 +12,7 @@ from dynamiccl_ray.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
 
 DIRECTORY: Final = "directory"
@@ -22,6 +23,22 @@ class Section(BaseModel):
     """Unknown keys are refused; nothing changes after loading."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Ppo(Section):
+    """Hyperparameters of PPO that mean the same beside a job and on the model; how fast to learn is each one's own."""
+
+    gamma: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    lambda_: Share = 0.9
+    clip: Positive = 0.2
+    grad_clip: Positive = 0.5
+    lr: Positive
+    epochs: Count
+    """Passes over what a round brought."""
+    entropy: NotNegative
+    """At first; falls linearly to ``entropy_end``."""
+    entropy_end: NotNegative = 0.001
+    hidden: Count = 64
 
 
 _Model = TypeVar("_Model", bound=Section)

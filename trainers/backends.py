@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
-import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,6 +15,7 @@ from actors.messages import Context, Member, RankEpoch
 from actors.rank_runner import RankRunner
 from dynamiccl_ray.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
+from trainers.cluster import require_room, start_ray
 from trainers.learning import ppo_config
 
 Checkpoint = dict[str, Any]
@@ -138,8 +137,10 @@ class RayBackend:
 
         self._ray = ray
         self._started_ray = not ray.is_initialized()
+        learners = plan.experiment.ppo.learners
         if self._started_ray:
-            start_ray()
+            start_ray(learners)
+        require_room(learners)
         self._plan = plan
         slots = int(ray.cluster_resources().get(SLOT, 0))
         runners = slots or -(-ranks // plan.experiment.ray.ranks_per_actor)
@@ -199,19 +200,3 @@ def _phase_rounds(run: str) -> int:
 
     actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
     return int(ray.get(actor.status.remote())["phase_rounds"])
-
-
-def start_ray() -> None:
-    """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one."""
-    import ray
-
-    try:
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level=logging.ERROR)
-        else:
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-            ray.init(include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False, configure_logging=False)
-    except Exception as e:
-        raise RunError(
-            f"Ray does not start: {e}. Look at `dynamiccl doctor`, or use --serial to run without Ray"
-        ) from e

@@ -22,7 +22,7 @@ from plugin_bridge import plugin_path
 from plugin_bridge.bench import hardware
 from plugin_bridge.emulation import FREE_RUNNING, EmulatedJob
 from plugin_bridge.played import play
-from trainers.backends import start_ray
+from trainers.cluster import start_ray
 from trainers.learning import ppo_config
 
 _JOB = "dynamiccl_bench_activation"

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
 from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from actors.fabric_runner import FabricRunner
 from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
-from dynamiccl_ray.curriculum import Curriculum
+from dynamiccl_ray.curriculum import Curriculum, Validation
 from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.splits import stage_scenarios
+from trainers.cluster import start_ray
+from trainers.curriculum import CurriculumTrainable
 from trainers.fabric_learning import curriculum_config
+from trainers.rounds import Rounds
 
-_ROUNDS: Final = 6
+MODES: Final = {"in_process": (0, 0), "one_runner": (1, 0), "two_runners_two_learners": (2, 2)}
+"""Runners and learners in Ray actors of their own."""
+_ROUNDS: Final = 12
+_REPEATS: Final = 3
 _STOCK_STEPS: Final = 768
 _STOCK_ENVS: Final = 8
+_STOCK_SEED: Final = 10
 
 
 class StreamEnvironment(gym.Env):  # type: ignore[type-arg]
@@ -46,63 +52,85 @@ class StreamEnvironment(gym.Env):  # type: ignore[type-arg]
 
 
 def bench_train(curriculum: Curriculum) -> dict[str, Any]:
-    """Steps a second of both, sampling and updating in turns in this process, with the curriculum's PPO."""
-    scenarios = stage_scenarios(curriculum.stages[0], curriculum, (curriculum.seed, 9), curriculum.streams.scenarios)
-    streams = curriculum.streams
+    """Steps a second of every mode and of RLlib's stock runner, with the curriculum's PPO, in turns and in one run.
 
-    def ours(_index: int, number: int) -> Simulation:
-        return Simulation(scenarios, epochs=streams.epochs, collectives=streams.collectives, seed=number)
+    Each is measured ``_REPEATS`` times after one that warms it up; the fastest counts, because whatever else runs on
+    the machine only ever slows down. ``mode`` is the fastest of ours, which ``steps_per_s`` and ``ratio`` are of.
+    """
+    import ray
 
-    def one() -> Simulation:
-        whole = stage_scenarios(curriculum.stages[0], _single_key(curriculum), (curriculum.seed, 10), 1)
-        return Simulation(whole, epochs=streams.epochs, collectives=streams.collectives, seed=0)
-
-    config = curriculum_config(curriculum, ours)
-    steps_per_s = _measure(config, FabricRunner(config=config), curriculum, _ROUNDS, {})
-    stock_config = _stock(curriculum_config(curriculum, ours), one)
-    stock = _measure(
-        stock_config, SingleAgentEnvRunner(config=stock_config), curriculum, 2, {"num_timesteps": _STOCK_STEPS}
+    rounds = curriculum.model_copy(
+        update={
+            "stages": (curriculum.stages[0].model_copy(update={"promote": 1.0, "most_rounds": 1 << 30}),),
+            "validation": Validation(scenarios=1, every_rounds=_ROUNDS),
+        }
     )
+    started = not ray.is_initialized()
+    if started:
+        start_ray(sum(runners + learners for runners, learners in MODES.values()))
+    runs = {}
+    try:
+        with tempfile.TemporaryDirectory() as out:
+            for name, (runners, learners) in MODES.items():
+                settings = {"curriculum": rounds, "runners": runners, "learners": learners, "out": out}
+                runs[name] = CurriculumTrainable(settings)
+            stock = _Stock(curriculum)
+            found: dict[str, list[float]] = {name: [] for name in (*runs, "stock")}
+            for _ in range(1 + _REPEATS):
+                for name, run in runs.items():
+                    found[name].append(run.train()["steps_per_s"])
+                found["stock"].append(stock.steps_per_s())
+    finally:
+        for run in runs.values():
+            run.stop()
+        if started:
+            ray.shutdown()
+    best = {name: max(rates[1:]) for name, rates in found.items()}
+    mode = max(MODES, key=best.__getitem__)
     return {
-        "steps_per_s": steps_per_s,
-        "stock_steps_per_s": stock,
-        "ratio": steps_per_s / stock,
-        "streams": streams.scenarios * streams.keys,
+        "steps_per_s": best[mode],
+        "stock_steps_per_s": best["stock"],
+        "ratio": best[mode] / best["stock"],
+        "mode": mode,
+        **{f"{name}_steps_per_s": best[name] for name in MODES},
+        "streams": curriculum.streams.scenarios * curriculum.streams.keys,
         "cores": os.cpu_count(),
     }
 
 
-def _single_key(curriculum: Curriculum) -> Curriculum:
-    return curriculum.model_copy(update={"streams": curriculum.streams.model_copy(update={"keys": 1})})
+class _Stock:
+    """The same module and PPO with RLlib's own runner, connectors and learner, in this process."""
 
+    def __init__(self, curriculum: Curriculum) -> None:
+        self._curriculum, self._number = curriculum, 0
+        streams = curriculum.streams
+        single = curriculum.model_copy(update={"streams": streams.model_copy(update={"keys": 1})})
 
-def _stock(config: PPOConfig, make: Any) -> PPOConfig:
-    """The same module and PPO with RLlib's own runner, connectors and learner."""
-    config = config.copy(copy_frozen=False)
-    config.environment(StreamEnvironment, env_config={"make": make})
-    config.env_runners(env_runner_cls=SingleAgentEnvRunner, num_env_runners=0, num_envs_per_env_runner=_STOCK_ENVS)
-    config.learners(
-        learner_class=PPOTorchLearner, learner_connector=None, add_default_connectors_to_learner_pipeline=True
-    )
-    return config
+        def one() -> Simulation:
+            whole = stage_scenarios(curriculum.stages[0], single, (curriculum.seed, _STOCK_SEED), 1)
+            return Simulation(whole, epochs=streams.epochs, collectives=streams.collectives, seed=0)
 
+        config = curriculum_config(curriculum, Rounds(curriculum)).copy(copy_frozen=False)
+        config.environment(StreamEnvironment, env_config={"make": one})
+        config.env_runners(env_runner_cls=SingleAgentEnvRunner, num_env_runners=0, num_envs_per_env_runner=_STOCK_ENVS)
+        config.learners(
+            learner_class=PPOTorchLearner, learner_connector=None, add_default_connectors_to_learner_pipeline=True
+        )
+        self._runner = SingleAgentEnvRunner(config=config)
+        self._learner = config.build_learner(spaces=self._runner.get_spaces())
 
-def _measure(config: PPOConfig, runner: Any, curriculum: Curriculum, rounds: int, sampling: dict[str, Any]) -> float:
-    """After one round that warms up."""
-    learner = config.build_learner(spaces=runner.get_spaces())
-    steps, began = 0, 0.0
-    for number in range(rounds + 1):
-        if number == 1:
-            steps, began = 0, time.monotonic()
-        episodes = runner.sample(**sampling)
-        count = sum(len(e) for e in episodes)
-        learner.update(
+    def steps_per_s(self) -> float:
+        """Of one round of sampling and updating."""
+        began, learning = time.monotonic(), self._curriculum.learning
+        episodes = self._runner.sample(num_timesteps=_STOCK_STEPS)
+        steps = sum(len(e) for e in episodes)
+        self._learner.update(
             episodes=episodes,
-            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: number},
-            num_epochs=curriculum.learning.epochs,
-            minibatch_size=max(1, count // curriculum.learning.minibatches),
+            timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._number},
+            num_epochs=learning.epochs,
+            minibatch_size=max(1, steps // learning.minibatches),
             shuffle_batch_per_epoch=False,
         )
-        runner.set_state(learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
-        steps += count
-    return steps / (time.monotonic() - began)
+        self._runner.set_state(self._learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
+        self._number += 1
+        return steps / (time.monotonic() - began)

@@ -1,148 +1,209 @@
-"""Runs a curriculum: PPO on the fabric model, stage after stage, each promoted by what it measurably closed."""
+"""A curriculum's run: PPO on the fabric model, stage after stage, each promoted by what it measurably closed."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.exceptions import RayActorError
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
-from tensorboardX import SummaryWriter
+from ray.tune import PlacementGroupFactory, Trainable
+from ray.tune.result import DONE, TIMESTEPS_TOTAL, TRAINING_ITERATION
 
-from actors.fabric_runner import FabricRunner
+from actors.episodes import mean_terms
+from actors.runner import SPACES
 from dynamiccl_ray import policy
 from dynamiccl_ray.curriculum import Curriculum
-from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.scenario import Scenario
-from dynamiccl_ray.simulation import Simulation
-from dynamiccl_ray.splits import stage_scenarios
+from dynamiccl_ray.errors import ConfigError, RunError
 from trainers.fabric_learning import curriculum_config
 from trainers.progress import gap_closed
+from trainers.rounds import Rounds
+from trainers.sampling import LocalSampling, RemoteSampling, Sampling
+from trainers.tune_loggers import TuneLoggers
 
 CHECKPOINT: Final = "checkpoint.pt"
 POLICY: Final = "policy.pt"
-_TRAINING, _VALIDATION, _ROUND = 1, 2, 3
 
 Progress = Callable[[dict[str, Any]], None]
 
 
 def run_curriculum(
-    curriculum: Curriculum, out: Path, *, resume: Path | None = None, progress: Progress = lambda _: None
+    curriculum: Curriculum,
+    out: Path,
+    *,
+    resume: Path | None = None,
+    runners: int = 0,
+    learners: int = 0,
+    progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Trains to the end of the last stage; returns the summary that ``out``/summary.json holds.
 
-    ``out`` gets a checkpoint after every validation, the policy, and TensorBoard events. ``resume`` is the directory of
-    an earlier run: it goes on from its checkpoint as if it had never stopped. Raises ConfigError for a checkpoint of
-    another curriculum.
+    ``out`` gets a checkpoint and the policy after every validation, and what Tune's loggers write: progress.csv,
+    result.json, TensorBoard events. ``resume`` is the directory of an earlier run: it goes on from its checkpoint as if
+    it had never stopped. ``runners`` sample and ``learners`` update in Ray actors of their own, as RLlib's
+    num_env_runners and num_learners; Ray is started where it is needed and not running. Raises ConfigError for a
+    checkpoint of another curriculum, and for numbers that do not divide a round evenly; RunError where Ray does not
+    start, or an actor dies.
     """
     out.mkdir(parents=True, exist_ok=True)
-    run = _Run(curriculum, out)
-    if resume is not None:
-        run.restore(resume / CHECKPOINT)
     started = time.monotonic()
-    while not run.done:
-        run.round()
-        progress(run.status(time.monotonic() - started))
-    policy.save(run.net, out / POLICY)
-    summary = {**run.status(time.monotonic() - started), "policy": str(out / POLICY)}
+    run = CurriculumTrainable({"curriculum": curriculum, "runners": runners, "learners": learners, "out": str(out)})
+    run.progress = lambda status: progress({**status, "seconds": time.monotonic() - started})
+    try:
+        if resume is not None:
+            run.restore_from(resume)
+            run.save_checkpoint(str(out))
+        with TuneLoggers(out) as loggers:
+            while not run.done:
+                result = run.train()
+                run.save_checkpoint(str(out))
+                loggers.write(result)
+                run.progress(run.status())
+    except RayActorError as e:
+        raise RunError(f"a runner or learner died: {e}; --resume {out} goes on from the last validation") from e
+    finally:
+        run.stop()
+    summary = {**run.status(), "seconds": time.monotonic() - started, "policy": str(out / POLICY)}
     (out / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     return summary
 
 
-class _Run:
-    def __init__(self, curriculum: Curriculum, out: Path) -> None:
-        torch.manual_seed(curriculum.seed)
-        self._curriculum, self._out = curriculum, out
+class CurriculumTrainable(Trainable):  # type: ignore[misc]
+    """A run as Tune knows it: a step is as many rounds as lie between two validations.
+
+    Config: ``curriculum``, a Curriculum or its settings; ``learning``, settings of its section to replace, for sweeps;
+    ``runners`` and ``learners``, 0 by default, which is this process; ``out``, where the results go when nobody but
+    the caller runs it.
+    """
+
+    progress: Progress = staticmethod(lambda _: None)
+    """Called with the status after every round but the one that is validated, which ends the step."""
+
+    def setup(self, config: dict[str, Any]) -> None:
+        curriculum = Curriculum.model_validate(config["curriculum"])
+        if replaced := config.get("learning"):
+            learning = type(curriculum.learning).model_validate({**curriculum.learning.model_dump(), **replaced})
+            curriculum = curriculum.model_copy(update={"learning": learning})
+        self._curriculum = curriculum
         self._stage, self._stage_rounds, self._rounds, self._steps = 0, 0, 0, 0
         self._stages: list[dict[str, Any]] = []
         self._history: list[dict[str, Any]] = []
-        self._config = curriculum_config(curriculum, self._simulation)
-        self._runner = FabricRunner(config=self._config)
-        self._learner = self._config.build_learner(spaces=self._runner.get_spaces())
-        self._writer = SummaryWriter(str(out / "tensorboard"))
-        self._scenarios = lru_cache(maxsize=None)(self._sample)
-        self._sync()
+        runners, self._learners = config.get("runners", 0), config.get("learners", 0)
+        ppo = curriculum_config(curriculum, Rounds(curriculum), runners=runners, learners=self._learners)
+        self._started_ray = _ray_for(runners + self._learners)
+        self._sampling: Sampling = RemoteSampling(ppo) if runners else LocalSampling(ppo)
+        self._group = ppo.build_learner_group(spaces=SPACES)
+        self._scenarios = Rounds(curriculum)
+        self._module = ppo.rl_module_spec.build().eval()
+        self._begun = False
+        # Means of the last round.
+        self._terms: dict[str, float] = {}
+
+    def _setup_logdir(self) -> None:
+        # Tune's own for a run without it is a new directory under the home directory.
+        if self._storage is None and "out" in self.config:
+            self._logdir = self.config["out"]
+        else:
+            super()._setup_logdir()
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> PlacementGroupFactory:
+        return PlacementGroupFactory([{"CPU": 1}] * (1 + config.get("runners", 0) + config.get("learners", 0)))
 
     @property
     def net(self) -> policy.PolicyNetwork:
-        net: policy.PolicyNetwork = self._runner.module.net
+        """The policy as it is now."""
+        self._module.set_state(self._weights()[DEFAULT_MODULE_ID])
+        net: policy.PolicyNetwork = self._module.net
         return net
 
     @property
     def done(self) -> bool:
         return self._stage >= len(self._curriculum.stages)
 
-    def _sample(self, stage: int, kind: int, count: int) -> list[Scenario]:
-        seed = (self._curriculum.seed, kind, stage)
-        learning = kind == _TRAINING
-        return stage_scenarios(self._curriculum.stages[stage], self._curriculum, seed, count, learning=learning)
+    def _weights(self) -> dict[str, Any]:
+        component = f"{COMPONENT_LEARNER}/{COMPONENT_RL_MODULE}"
+        state = self._group.get_state(components=component, inference_only=True)
+        weights: dict[str, Any] = state[COMPONENT_LEARNER][COMPONENT_RL_MODULE]
+        return weights
 
-    def _simulation(self, index: int, number: int) -> Simulation:
-        """A round's streams: half of them from the stage, half from all stages so far, so that none is forgotten."""
-        streams = self._curriculum.streams
-        rng = np.random.default_rng((self._curriculum.seed, _ROUND, index, number))
-        stages = [
-            self._stage if rng.random() < 0.5 else int(rng.integers(self._stage + 1)) for _ in range(streams.scenarios)
-        ]
-        pools = {stage: self._scenarios(stage, _TRAINING, streams.pool) for stage in set(stages)}
-        drawn = [pools[stage][int(rng.integers(streams.pool))] for stage in stages]
-        return Simulation(
-            drawn,
-            epochs=streams.epochs,
-            collectives=streams.collectives,
-            seed=int(rng.integers(1 << 31)),
-            reward=self._curriculum.reward,
-        )
+    def step(self) -> dict[str, Any]:
+        """Samples, updates, and then validates and promotes."""
+        began, steps, rewards = time.monotonic(), self._steps, []
+        terms: dict[str, float] = {}
+        every = self._curriculum.validation.every_rounds
+        while True:
+            rewards.append(self._round())
+            for name, mean in self._terms.items():
+                terms[name] = terms.get(name, 0.0) + mean / every
+            if self._rounds % every == 0:
+                break
+            self.progress(self.status())
+        rate = (self._steps - steps) / (time.monotonic() - began)
+        entry = self._validate(rewards[-1])
+        measured = dict.fromkeys(entry)
+        return {
+            TRAINING_ITERATION: self._rounds // every,
+            TIMESTEPS_TOTAL: self._steps,
+            DONE: self.done,
+            "rounds": self._rounds,
+            "reward": sum(rewards) / len(rewards),
+            "reward_terms": terms,
+            "steps_per_s": rate,
+            "gap_closed": entry["gap_closed"],
+            # All stages from the beginning: the columns of a CSV file are those of its first row.
+            "stages": {s.name: entry if s.name == entry["stage"] else measured for s in self._curriculum.stages},
+        }
 
-    def _sync(self) -> None:
-        self._runner.set_state(self._learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
+    def _begin(self, number: int) -> None:
+        self._sampling.begin({COMPONENT_RL_MODULE: self._weights(), "rounds": number, "stage": self._stage})
+        self._begun = True
 
-    def round(self) -> None:
-        """Samples, updates, and every so often validates, promotes and saves."""
-        began = time.monotonic()
+    def _round(self) -> float:
+        """Samples and updates; returns the mean reward.
+
+        Runners elsewhere sample the next round meanwhile, with the weights from before the update: PPO's ratio knows
+        under which policy an action was drawn. Not across a validation, where the stage may end and a run may be
+        resumed.
+        """
         learning = self._curriculum.learning
-        episodes = self._runner.sample()
-        self._learner.update(
+        if not self._begun:
+            self._begin(self._rounds)
+        episodes = self._sampling.finish()
+        self._begun = False
+        if self._sampling.overlaps and (self._rounds + 1) % self._curriculum.validation.every_rounds:
+            self._begin(self._rounds + 1)
+        steps = sum(len(e) for e in episodes)
+        self._group.update(
             episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._rounds},
             num_epochs=learning.epochs,
-            minibatch_size=max(1, sum(len(e) for e in episodes) // learning.minibatches),
+            minibatch_size=max(1, steps // max(1, self._learners) // learning.minibatches),
             shuffle_batch_per_epoch=False,
         )
-        self._sync()
-        steps = sum(len(e) for e in episodes)
         self._rounds, self._stage_rounds, self._steps = self._rounds + 1, self._stage_rounds + 1, self._steps + steps
-        reward = float(np.mean([np.mean(e.rewards) for e in episodes]))
-        self._writer.add_scalar("reward", reward, self._steps)
-        for name, value in self._runner.reward_terms.items():
-            self._writer.add_scalar(f"reward/{name}", value, self._steps)
-        self._writer.add_scalar("steps_per_s", steps / (time.monotonic() - began), self._steps)
-        if self._rounds % self._curriculum.validation.every_rounds == 0:
-            self._validate(reward)
+        self._terms = mean_terms(episodes)
+        return sum(float(e.rewards.sum()) for e in episodes) / steps
 
-    def _validate(self, reward: float) -> None:
+    def _validate(self, reward: float) -> dict[str, Any]:
         stage = self._curriculum.stages[self._stage]
-        scenarios = self._scenarios(self._stage, _VALIDATION, self._curriculum.validation.scenarios)
-        gap = gap_closed(self.net, scenarios, self._curriculum.streams)
+        gap = gap_closed(self.net, self._scenarios.validation(self._stage), self._curriculum.streams)
         entry = {"round": self._rounds, "stage": stage.name, "steps": self._steps, "reward": reward, **gap.summary()}
         self._history.append(entry)
-        for name, value in gap.summary().items():
-            self._writer.add_scalar(f"{stage.name}/{name}", value, self._steps)
         promoted = gap.closed >= stage.promote and self._stage_rounds >= stage.least_rounds
         if promoted or self._stage_rounds >= stage.most_rounds:
             self._stages.append(
                 {"name": stage.name, "promoted": promoted, "rounds": self._stage_rounds, **gap.summary()}
             )
             self._stage, self._stage_rounds = self._stage + 1, 0
-        self._save()
+        return entry
 
-    def status(self, seconds: float) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """Where the run is: JSON."""
         stages = self._curriculum.stages
         return {
@@ -150,24 +211,29 @@ class _Run:
             "round": self._rounds,
             "stage": stages[self._stage].name if not self.done else "done",
             "steps": self._steps,
-            "seconds": seconds,
             "stages": self._stages,
             "history": self._history,
-            "reward": {"off": self._curriculum.reward.off, "terms": self._runner.reward_terms},
+            "reward": {"off": self._curriculum.reward.off, "terms": self._terms},
         }
 
-    def _save(self) -> None:
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
         state = {
             "curriculum": self._curriculum.model_dump(mode="json"),
-            "learner": self._learner.get_state(),
-            "runner": self._runner.get_state(),
-            "torch": torch.get_rng_state(),
+            COMPONENT_LEARNER: self._group.get_state()[COMPONENT_LEARNER],
             **{name: getattr(self, f"_{name}") for name in _COUNTERS},
         }
-        torch.save(state, self._out / CHECKPOINT)
+        # Whole or not at all: a run may be killed at any time.
+        unfinished = Path(checkpoint_dir) / f"{CHECKPOINT}.tmp"
+        torch.save(state, unfinished)
+        unfinished.replace(Path(checkpoint_dir) / CHECKPOINT)
+        policy.save(self.net, Path(checkpoint_dir) / POLICY)
 
-    def restore(self, path: Path) -> None:
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        self.restore_from(Path(checkpoint))
+
+    def restore_from(self, directory: Path) -> None:
         """Goes on from a checkpoint. Raises ConfigError where it is missing or of another curriculum."""
+        path = directory / CHECKPOINT
         if not path.exists():
             raise ConfigError(f"{path} does not exist; --resume takes the directory of a run of `dynamiccl train`")
         state = torch.load(path, weights_only=False)
@@ -175,12 +241,33 @@ class _Run:
             raise ConfigError(
                 f"{path} is of another curriculum, or of other settings; resume with the one it began with"
             )
-        self._learner.set_state(state["learner"])
-        self._runner.set_state(state["runner"])
-        torch.set_rng_state(state["torch"])
+        self._group.set_state({COMPONENT_LEARNER: state[COMPONENT_LEARNER]})
         for name in _COUNTERS:
             setattr(self, f"_{name}", state[name])
-        self._sync()
+        self._begun = False
+
+    def cleanup(self) -> None:
+        self._sampling.close()
+        self._group.shutdown()
+        if self._started_ray:
+            import ray
+
+            ray.shutdown()
 
 
 _COUNTERS: Final = ("stage", "stage_rounds", "rounds", "steps", "stages", "history")
+
+
+def _ray_for(actors: int) -> bool:
+    """Makes sure of a cluster with room for so many; whether it was started here."""
+    if actors == 0:
+        return False
+    import ray
+
+    from trainers.cluster import require_room, start_ray
+
+    started = not ray.is_initialized()
+    if started:
+        start_ray(actors)
+    require_room(actors)
+    return started

@@ -5,57 +5,52 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
-from actors.fabric_runner import FabricRunner
+from actors.fabric_runner import FabricRunner, Share
 from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray.curriculum import Curriculum
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.simulation import Simulation
-from trainers.module import ConfigurationModule
+from trainers.ppo import configure
 from trainers.stacking import StackEpisodes
 from trainers.taught_ppo import TaughtPPOLearner
 
 
-def curriculum_config(curriculum: Curriculum, simulation: Callable[[int, int], Simulation]) -> PPOConfig:
-    """RLlib's PPO over FabricRunners. The ``timesteps`` that schedules run over are rounds."""
+def curriculum_config(
+    curriculum: Curriculum, simulation: Callable[[Share], Simulation], *, runners: int = 0, learners: int = 0
+) -> PPOConfig:
+    """RLlib's PPO over FabricRunners. The ``timesteps`` that schedules run over are rounds.
+
+    Raises ConfigError where ``runners`` and ``learners`` cannot all have as many streams: RLlib would cut episodes.
+    """
     learning, streams = curriculum.learning, curriculum.streams
-    return (
+    parts = sorted((max(1, runners), max(1, learners)))
+    if parts[1] % parts[0] or streams.scenarios % parts[1]:
+        raise ConfigError(
+            f"{runners} runners and {learners} learners cannot share {streams.scenarios} scenarios a round evenly; one "
+            "number must divide the other, and both must divide streams.scenarios"
+        )
+    config = (
         PPOConfig()
         .environment(
             observation_space=OBSERVATION_SPACE,
             action_space=ACTION_SPACE,
-            # A plain function: RLlib copies its configuration deeply, and a bound method would take the run with it.
-            env_config={"simulation": lambda index, number: simulation(index, number), "seed": curriculum.seed},
+            env_config={"simulation": simulation, "seed": curriculum.seed},
         )
-        .env_runners(env_runner_cls=FabricRunner, num_env_runners=0)
+        .env_runners(env_runner_cls=FabricRunner, num_env_runners=runners)
         .learners(
-            num_learners=0,
+            num_learners=learners,
             learner_class=TaughtPPOLearner,
             learner_config_dict={"teacher": [[0, learning.teacher], [learning.rounds * 2 // 3, learning.teacher_end]]},
             learner_connector=lambda *spaces: StackEpisodes(*spaces, gamma=learning.gamma, lambda_=learning.lambda_),
             add_default_connectors_to_learner_pipeline=False,
         )
-        .rl_module(
-            rl_module_spec=RLModuleSpec(
-                module_class=ConfigurationModule,
-                observation_space=OBSERVATION_SPACE,
-                action_space=ACTION_SPACE,
-                model_config={"hidden": learning.hidden, "experts": learning.experts, "max_seq_len": streams.epochs},
-            )
-        )
-        .training(
-            lr=[[0, learning.lr], [learning.rounds // 3, learning.lr], [learning.rounds, learning.lr_end]],
-            gamma=learning.gamma,
-            lambda_=learning.lambda_,
-            num_epochs=learning.epochs,
-            minibatch_size=None,
-            clip_param=learning.clip,
-            grad_clip=learning.grad_clip,
-            grad_clip_by="global_norm",
-            vf_clip_param=1e6,
-            vf_loss_coeff=0.5,
-            use_kl_loss=False,
-            entropy_coeff=[[0, learning.entropy], [learning.rounds, learning.entropy_end]],
-        )
-        .debugging(seed=curriculum.seed, log_level="ERROR")
+    )
+    return configure(
+        config,
+        learning,
+        lr=[[0, learning.lr], [learning.rounds // 3, learning.lr], [learning.rounds, learning.lr_end]],
+        entropy=[[0, learning.entropy], [learning.rounds, learning.entropy_end]],
+        model={"experts": learning.experts, "max_seq_len": streams.epochs},
+        seed=curriculum.seed,
     )

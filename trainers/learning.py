@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 
 from actors.messages import Coordination
 from actors.rank_runner import RankRunner
 from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray.experiment import Online
-from trainers.module import ConfigurationModule
+from trainers.ppo import configure
+from trainers.scheduled_ppo import ScheduledPPOLearner
 
 
 def ppo_config(
@@ -23,14 +23,14 @@ def ppo_config(
     algo_class: Any = None,
     resources: dict[str, float] | None = None,
 ) -> PPOConfig:
-    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process; ``resources`` is what Ray must set aside
-    for each, which decides on which nodes they run.
+    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process, and the learner there, too; ``resources``
+    is what Ray must set aside for each, which decides on which nodes they run.
 
     Entropy falls with the rounds of a learning phase: the ``timesteps`` that are given to the learner count rounds
     since the phase began, so that every trigger raises it again.
     """
     ppo = experiment.ppo
-    return (
+    config = (
         PPOConfig(algo_class=algo_class)
         .environment(
             observation_space=OBSERVATION_SPACE,
@@ -44,35 +44,18 @@ def ppo_config(
             custom_resources_per_env_runner=resources or {},
             create_local_env_runner=runners == 0,
         )
-        .learners(num_learners=0)
-        .rl_module(
-            rl_module_spec=RLModuleSpec(
-                module_class=ConfigurationModule,
-                observation_space=OBSERVATION_SPACE,
-                action_space=ACTION_SPACE,
-                model_config={
-                    "hidden": ppo.hidden,
-                    "policy": None if experiment.policy is None else str(experiment.policy),
-                    "max_seq_len": experiment.epochs.per_round,
-                },
-            )
-        )
-        .training(
-            lr=ppo.lr,
-            gamma=ppo.gamma,
-            lambda_=ppo.lambda_,
-            num_epochs=ppo.epochs,
-            minibatch_size=None,
-            shuffle_batch_per_epoch=False,
-            clip_param=ppo.clip,
-            grad_clip=ppo.grad_clip,
-            grad_clip_by="global_norm",
-            vf_clip_param=1e6,
-            vf_loss_coeff=0.5,
-            use_kl_loss=False,
-            entropy_coeff=[[0, ppo.entropy], [ppo.entropy_rounds, ppo.entropy_end]],
-        )
+        .learners(num_learners=ppo.learners if runners else 0, learner_class=ScheduledPPOLearner)
         .fault_tolerance(restart_failed_env_runners=True)
         .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=0)
-        .debugging(seed=experiment.seed, log_level="ERROR")
+    )
+    return configure(
+        config,
+        ppo,
+        lr=ppo.lr,
+        entropy=[[0, ppo.entropy], [ppo.entropy_rounds, ppo.entropy_end]],
+        model={
+            "policy": None if experiment.policy is None else str(experiment.policy),
+            "max_seq_len": experiment.epochs.per_round,
+        },
+        seed=experiment.seed,
     )

@@ -1,4 +1,4 @@
-"""From episodes of one length to a training batch in one step each: stack, value, estimate advantages.
+"""From episodes of one length to a training batch in one step each: join, estimate advantages.
 
 RLlib's own pieces take episodes apart and put them together item by item, which costs more than the update itself when
 there are thousands of short ones.
@@ -16,42 +16,38 @@ from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.core.columns import Columns
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
+from actors.episodes import Episodes
 from actors.fabric_runner import TEACHER
 
 Floats = NDArray[np.float32]
 
 
 class StackEpisodes(ConnectorV2):  # type: ignore[misc]
-    """Learner connector for FabricRunner's episodes: E of them, T steps each, recurrent from their first step."""
+    """Learner connector for FabricRunner's episodes, recurrent from their first step."""
 
     def __init__(self, *spaces: Any, gamma: float, lambda_: float) -> None:
         super().__init__(*spaces)
         self._gamma, self._lambda = gamma, lambda_
 
     def __call__(
-        self, *, rl_module: Any, episodes: list[Any], batch: dict[str, Any], shared_data: dict[str, Any], **_: Any
+        self, *, rl_module: Any, episodes: list[Episodes], batch: dict[str, Any], shared_data: dict[str, Any], **_: Any
     ) -> dict[str, Any]:
         net = rl_module[DEFAULT_MODULE_ID].unwrapped().net
-        obs = torch.from_numpy(np.stack([np.asarray(e.observations) for e in episodes]))
-        rewards = np.stack([np.asarray(e.rewards) for e in episodes])
-        actions = np.stack([np.asarray(e.actions) for e in episodes])
-        log_p = np.stack([np.asarray(e.extra_model_outputs[Columns.ACTION_LOGP]) for e in episodes])
-        initial = {k: v.unsqueeze(0).repeat(len(episodes), 1, 1) for k, v in net.initial_state().items()}
-        with torch.no_grad():
-            features, _ = net.features(obs, initial)
-            values = net.values(features).numpy()
-        advantages = estimate(rewards, values, self._gamma, self._lambda)
-        targets = advantages + values[:, :-1]
+        whole = Episodes.join(episodes)
+        rewards, count = whole.rewards, len(whole.rewards)
+        initial = {k: v.unsqueeze(0).repeat(count, 1, 1) for k, v in net.initial_state().items()}
+        advantages = estimate(rewards, whole.values, self._gamma, self._lambda)
+        targets = advantages + whole.values[:, :-1]
         normal = (advantages - advantages.mean()) / max(1e-4, float(advantages.std()))
         batch[DEFAULT_MODULE_ID] = {
-            Columns.OBS: obs[:, :-1].contiguous(),
-            Columns.ACTIONS: torch.from_numpy(actions),
-            TEACHER: torch.from_numpy(np.stack([np.asarray(e.extra_model_outputs[TEACHER]) for e in episodes])),
-            Columns.ACTION_LOGP: torch.from_numpy(log_p),
+            Columns.OBS: torch.from_numpy(whole.observations[:, :-1]),
+            Columns.ACTIONS: torch.from_numpy(whole.actions),
+            TEACHER: torch.from_numpy(whole.teacher),
+            Columns.ACTION_LOGP: torch.from_numpy(whole.log_probs),
             # PPO wraps these in a distribution that only its KL term, which is off, would look at.
             Columns.ACTION_DIST_INPUTS: torch.zeros(*rewards.shape, 1),
             Columns.STATE_IN: initial,
-            Columns.SEQ_LENS: torch.full((len(episodes),), rewards.shape[1]),
+            Columns.SEQ_LENS: torch.full((count,), rewards.shape[1]),
             Postprocessing.ADVANTAGES: torch.from_numpy(normal),
             Postprocessing.VALUE_TARGETS: torch.from_numpy(targets),
         }

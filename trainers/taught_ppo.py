@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.rllib.utils.schedules.scheduler import Scheduler
 from torch import Tensor
 
 from actors.fabric_runner import TEACHER
 from dynamiccl_ray import policy
+from trainers.scheduled_ppo import ScheduledPPOLearner
 
 
-class TaughtPPOLearner(PPOTorchLearner):  # type: ignore[misc]
+class TaughtPPOLearner(ScheduledPPOLearner):
     """Adds ``teacher`` times the cross entropy to the teacher's actions, on the states that the policy itself visits.
 
     Of some thousand actions of a key most are worse than NCCL's own, so that PPO alone first learns to leave
@@ -23,7 +23,6 @@ class TaughtPPOLearner(PPOTorchLearner):  # type: ignore[misc]
 
     def build(self) -> None:
         super().build()
-        self._at: int | None = None
         self._teacher = Scheduler(fixed_value_or_schedule=self.config.learner_config_dict["teacher"], framework="torch")
 
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: dict[str, Any], fwd_out: Any) -> Tensor:
@@ -35,14 +34,4 @@ class TaughtPPOLearner(PPOTorchLearner):  # type: ignore[misc]
 
     def after_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
         super().after_gradient_based_update(timesteps=timesteps)
-        self._at = timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME]
-        self._teacher.update(timestep=self._at)
-
-    def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**super().get_state(*args, **kwargs), "schedules_at": self._at}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        super().set_state(state)
-        # RLlib leaves its schedules at their beginning.
-        if state.get("schedules_at") is not None:
-            self.after_gradient_based_update(timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: state["schedules_at"]})
+        self._teacher.update(timestep=timesteps[NUM_ENV_STEPS_SAMPLED_LIFETIME])

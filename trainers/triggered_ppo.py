@@ -34,12 +34,16 @@ class TriggeredPPO(PPO):  # type: ignore[misc]
         if not episodes:
             return
         phase_rounds = self.config.env_config["phase_rounds"]()
+        minibatch_size = self.config.minibatch_size
+        if minibatch_size is None and self.config.num_learners > 1:
+            # All at once, as with one learner; RLlib needs the number to have all learners make as many steps.
+            minibatch_size = max(1, sum(len(e) for e in episodes) // self.config.num_learners)
         with self.metrics.log_time((TIMERS, LEARNER_UPDATE_TIMER)):
             results = self.learner_group.update(
                 episodes=episodes,
                 timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: phase_rounds},
                 num_epochs=self.config.num_epochs,
-                minibatch_size=self.config.minibatch_size,
+                minibatch_size=minibatch_size,
                 shuffle_batch_per_epoch=self.config.shuffle_batch_per_epoch,
             )
             self.metrics.aggregate(results, key=LEARNER_RESULTS)

@@ -22,7 +22,8 @@ from dynamiccl_ray.agreement import Decision
 from plugin_bridge import plugin_path
 from plugin_bridge.emulation import FREE_RUNNING, EmulatedJob, agreement_violations
 from plugin_bridge.played import play
-from trainers.backends import RayBackend, start_ray
+from trainers.backends import RayBackend
+from trainers.cluster import start_ray
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from actors.episodes import Episodes
 from dynamiccl_ray import policy
 from dynamiccl_ray.curriculum import Curriculum, load_curriculum
 from dynamiccl_ray.errors import ConfigError
-from trainers.curriculum import run_curriculum
+from trainers.curriculum import CurriculumTrainable, run_curriculum
+from trainers.sampling import LocalSampling
 from trainers.stacking import estimate
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +51,76 @@ def test_stages_end_and_say_whether_they_were_promoted(tmp_path: Path) -> None:
     ]
     assert summary["stage"] == "done"
     assert summary["steps"] == 6 * 4 * 4 * 4
-    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_every_validation_is_in_tunes_logs(trained: Path) -> None:
+    with (trained / "progress.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    results = [json.loads(line) for line in (trained / "result.json").read_text().splitlines()]
+    history = json.loads((trained / "summary.json").read_text())["history"]
+    assert [int(row["rounds"]) for row in rows] == [2, 4, 6, 8]
+    for row, result, entry in zip(rows, results, history, strict=True):
+        of, other = ("first", "second") if entry["stage"] == "first" else ("second", "first")
+        assert float(row[f"stages/{of}/gap_closed"]) == result["stages"][of]["gap_closed"] == entry["gap_closed"]
+        assert row[f"stages/{other}/gap_closed"] == ""
+        assert result["timesteps_total"] == entry["steps"]
+    (events,) = trained.glob("events*")
+    for stage in ("first", "second"):
+        assert f"ray/tune/stages/{stage}/gap_closed".encode() in events.read_bytes()
+
+
+def test_tune_restores_a_trainable_where_it_was_and_replaces_settings(trained: Path, tmp_path: Path) -> None:
+    run = CurriculumTrainable({"curriculum": TINY, "out": str(tmp_path)})
+    run.train()
+    saved = run.save(str(tmp_path / "saved"))
+    for _ in range(3):
+        result = run.train()
+    assert result["done"]
+    # Into the same object, whose learner has seen more updates than the checkpoint's.
+    run.restore(saved)
+    assert run.status()["round"] == 2
+    while not run.train()["done"]:
+        pass
+    ours, theirs = run.net.state_dict(), _weights(trained)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    run.stop()
+    replaced = CurriculumTrainable({"curriculum": TINY, "learning": {"hidden": 8}, "out": str(tmp_path)})
+    assert replaced.net.hidden == 8
+    replaced.stop()
+
+
+def test_elsewhere_a_round_is_sampled_while_the_last_is_learned_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[tuple[str, int]] = []
+
+    class Elsewhere(LocalSampling):
+        overlaps = True
+
+        def begin(self, state: dict[str, Any]) -> None:
+            happened.append(("sample", state["rounds"]))
+            super().begin(state)
+            self._sampled = super().finish()
+
+        def finish(self) -> list[Episodes]:
+            return self._sampled
+
+    monkeypatch.setattr("trainers.curriculum.LocalSampling", Elsewhere)
+    three = {**TINY, "validation": {"scenarios": 3, "every_rounds": 3}}
+    run = CurriculumTrainable({"curriculum": three, "out": str(tmp_path)})
+    update = run._group.update
+    run._group.update = lambda **given: (happened.append(("learn", run.status()["round"])), update(**given))
+    run.train()
+    run.train()
+    run.stop()
+    # Never across a validation: there the stage may end, and there a run is resumed.
+    expected = [("sample", 0), ("sample", 1), ("learn", 0), ("sample", 2), ("learn", 1), ("learn", 2)]
+    assert happened == expected + [(what, number + 3) for what, number in expected]
+
+
+def test_a_round_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="3 runners and 0 learners cannot share 4 scenarios"):
+        run_curriculum(Curriculum.model_validate(TINY), tmp_path, runners=3)
 
 
 def test_the_same_seed_gives_the_same_weights(trained: Path, tmp_path: Path) -> None:

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
-from ray.rllib.core.columns import Columns
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from actors.fabric_runner import TEACHER, FabricRunner
+from actors.episodes import Episodes
+from actors.fabric_runner import FabricRunner, Share
 from dynamiccl_ray import policy
 from dynamiccl_ray.curriculum import Curriculum
 from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.splits import stage_scenarios
 from trainers.fabric_learning import curriculum_config
+from trainers.rounds import Rounds
 
 SETTINGS = {
     "name": "small",
@@ -40,18 +41,19 @@ def _simulation(curriculum: Curriculum) -> Simulation:
 def test_episodes_hold_what_happened(curriculum: Curriculum) -> None:
     torch.manual_seed(0)
     runner = FabricRunner(config=curriculum_config(curriculum, lambda *_: _simulation(curriculum)))
-    episodes = runner.sample()
-    assert len(episodes) == 12
+    (episodes,) = runner.sample()
+    assert episodes.rewards.shape == (12, 5)
+    assert len(episodes) == 60
     net = runner.module.net
-    obs = torch.from_numpy(np.stack([np.asarray(e.observations) for e in episodes]))
+    obs = torch.from_numpy(episodes.observations)
     state = {k: v.unsqueeze(0).repeat(12, 1, 1) for k, v in net.initial_state().items()}
     with torch.no_grad():
-        features, _ = net.features(obs[:, :-1], state)
-        logits = net.logits(obs[:, :-1], features)
-    actions = torch.from_numpy(np.stack([np.asarray(e.actions) for e in episodes]))
-    sampled = np.stack([np.asarray(e.extra_model_outputs[Columns.ACTION_LOGP]) for e in episodes])
-    np.testing.assert_allclose(policy.log_prob(logits, actions).numpy(), sampled, atol=1e-4)
-    assert all(len(e) == 5 and e.is_truncated for e in episodes)
+        features, _ = net.features(obs, state)
+        logits = net.logits(obs[:, :-1], features[:, :-1])
+        values = net.values(features).numpy()
+    np.testing.assert_allclose(values, episodes.values, atol=1e-5)
+    log_p = policy.log_prob(logits, torch.from_numpy(episodes.actions)).numpy()
+    np.testing.assert_allclose(log_p, episodes.log_probs, atol=1e-4)
 
 
 def test_rounds_differ_and_repeat(curriculum: Curriculum) -> None:
@@ -59,10 +61,30 @@ def test_rounds_differ_and_repeat(curriculum: Curriculum) -> None:
         torch.manual_seed(0)
         runner = FabricRunner(config=curriculum_config(curriculum, lambda *_: _simulation(curriculum)))
         runner.set_state({"rounds": rounds})
-        return np.stack([np.asarray(e.actions) for e in runner.sample()])
+        return runner.sample()[0].actions
 
     assert np.array_equal(actions(3), actions(3))
     assert not np.array_equal(actions(3), actions(4))
+
+
+def test_runners_share_the_streams_of_a_round(curriculum: Curriculum) -> None:
+    rounds = Rounds(curriculum)
+    whole = rounds(Share(number=3, stage=0)).keys
+    halves = [rounds(Share(number=3, stage=0, index=index, of=2)).keys for index in range(2)]
+    assert np.array_equal(whole.nbytes, np.concatenate([half.nbytes for half in halves]))
+    assert not np.array_equal(whole.nbytes, rounds(Share(number=4, stage=0)).keys.nbytes)
+
+
+def test_a_runner_samples_a_piece_for_every_learner_and_nothing_is_lost(curriculum: Curriculum) -> None:
+    def sample(learners: int) -> list[Episodes]:
+        config = curriculum_config(curriculum, Rounds(curriculum), learners=learners)
+        torch.manual_seed(0)
+        return FabricRunner(config=config).sample()
+
+    (whole,), pieces = sample(0), sample(2)
+    assert [len(piece) for piece in pieces] == [len(whole) // 2] * 2
+    assert np.array_equal(whole.observations, Episodes.join(pieces).observations)
+    assert np.array_equal(whole.rewards, Episodes.join(pieces).rewards)
 
 
 @pytest.mark.timeout(120)
@@ -75,7 +97,7 @@ def test_the_teacher_is_learned_from(curriculum: Curriculum) -> None:
     def agreement() -> float:
         runner.set_state(learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
         episodes = runner.sample()
-        same = [np.asarray(e.actions) == np.asarray(e.extra_model_outputs[TEACHER]) for e in episodes]
+        same = [e.actions == e.teacher for e in episodes]
         learner.update(
             episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: 0},
