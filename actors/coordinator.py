@@ -21,6 +21,7 @@ from dynamiccl_ray import observation
 from dynamiccl_ray.agreement import Agreement, Answer, Decision, Store, decision_key
 from dynamiccl_ray.book import Alarm, KeyBook, Samples
 from dynamiccl_ray.experiment import Online
+from dynamiccl_ray.gates import hands_off
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Topology
 from dynamiccl_ray.reward import total
@@ -176,6 +177,8 @@ class Coordinator:
             self._turn_off(comm_id, comm, "tuner and profiler are not both loaded; see `dynamiccl plugin env`")
         elif member.user_env:
             self._turn_off(comm_id, comm, "NCCL_ALGO or NCCL_PROTO is set and wins")
+        elif why := hands_off(self._about(member)):
+            self._turn_off(comm_id, comm, why)
 
     def _turn_off(self, comm_id: int, comm: _Comm, why: str) -> None:
         comm.off = why
@@ -440,12 +443,7 @@ class Coordinator:
             comms.append(
                 CommContext(
                     comm=comm_id,
-                    context=observation.Context(
-                        topology=self._topology(member),
-                        workload=self.plan.experiment.workload,
-                        scheduler=self.plan.experiment.scheduler,
-                        llm=self.plan.experiment.llm,
-                    ),
+                    context=self._about(member),
                     keys=comm.book.keys.copy(),
                     view=view,
                     reward=reward,
@@ -468,6 +466,13 @@ class Coordinator:
             comms=tuple(comms),
             adopt={c: comm.adopt for c, comm in self.comms.items() if comm.adopt is not None},
             stop=self.stopping,
+        )
+
+    def _about(self, member: Member) -> observation.Context:
+        """What is known of a communicator before anything is measured."""
+        told = self.plan.experiment
+        return observation.Context(
+            topology=self._topology(member), workload=told.workload, scheduler=told.scheduler, llm=told.llm
         )
 
     def _topology(self, member: Member) -> Topology:

@@ -204,7 +204,6 @@ class RankRunner(PolicyRunner):
                 obs=np.zeros((n, observation.SIZE), np.float32),
                 actions=_in_force(comm),
                 log_probs=np.zeros(n, np.float32),
-                logits=np.zeros((n, policy.ACTION_LOGITS), np.float32),
                 states={},
                 entropy=None,
                 learn=False,
@@ -219,11 +218,10 @@ class RankRunner(PolicyRunner):
         with torch.no_grad():
             x = torch.from_numpy(obs).unsqueeze(1)
             features, after = net.features(x, state)
-            logits = net.logits(x, features)[:, 0]
-            noise = 0.0 if context.greedy else torch.from_numpy(policy.gumbel(context.seed, context.epoch, comm.keys))
-            actions = policy.greedy(torch.where(logits > policy.MASKED / 2, logits + noise, logits))
-            log_probs = policy.log_prob(logits, actions)
-            entropy = float(policy.entropy(logits).mean())
+            noise = None
+            if not context.greedy:
+                noise = torch.from_numpy(policy.gumbel(context.seed, context.epoch, comm.keys)).unsqueeze(1)
+            actions, log_probs, entropies = (y[:, 0] for y in policy.decide(net, x, features, noise))
         if context.phase is Phase.BASELINE or comm.off:
             actions = torch.zeros_like(actions)
         elif context.keep:
@@ -238,9 +236,8 @@ class RankRunner(PolicyRunner):
             obs=obs,
             actions=actions.numpy(),
             log_probs=log_probs.numpy(),
-            logits=logits.numpy(),
             states={k: v.numpy() for k, v in after.items()},
-            entropy=entropy,
+            entropy=float(entropies.mean()),
             learn=context.phase in (Phase.LEARN, Phase.ADAPT) and not comm.off,
         )
 

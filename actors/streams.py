@@ -26,7 +26,6 @@ class Decided:
     obs: npt.NDArray[np.float32]
     actions: npt.NDArray[np.int64]
     log_probs: npt.NDArray[np.float32]
-    logits: npt.NDArray[np.float32]
     states: dict[str, npt.NDArray[np.float32]]
     """Recurrent state after each decision, (K, layers, hidden)."""
     entropy: float | None
@@ -43,7 +42,6 @@ class _Stream:
     actions: list[npt.NDArray[np.int64]] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    logits: list[npt.NDArray[np.float32]] = field(default_factory=list)
     states: list[dict[str, npt.NDArray[np.float32]]] = field(default_factory=list)
 
     def episode(self) -> SingleAgentEpisode:
@@ -55,7 +53,8 @@ class _Stream:
             truncated=True,
             extra_model_outputs={
                 Columns.ACTION_LOGP: self.log_probs,
-                Columns.ACTION_DIST_INPUTS: self.logits,
+                # Only PPO's KL term, which is off, would look into these.
+                Columns.ACTION_DIST_INPUTS: np.zeros((len(self.actions), 1), np.float32),
                 Columns.STATE_OUT: self.states,
             },
             observation_space=OBSERVATION_SPACE,
@@ -103,7 +102,6 @@ class Streams:
             stream.actions.append(decided.actions[i])
             stream.rewards.append(float(reward))
             stream.log_probs.append(float(decided.log_probs[i]))
-            stream.logits.append(decided.logits[i])
             stream.states.append({k: v[i] for k, v in decided.states.items()})
             stream.observations.append(after[row])
         return anew

@@ -49,8 +49,8 @@ class Stage(Section):
     spread: NotNegative = 0.15
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
     surprise: NotNegative = 0.2
-    """Standard deviation of the logs of factors on the times of each pair of a scenario that is learned from: what a
-    model does not know of a machine must be measured there. What is validated and evaluated has none."""
+    """Standard deviation of the logs of factors on the times of each pair, anew in every round: what a model does not
+    know of a machine must be measured there. What is validated and evaluated has none."""
     promote: Share = 0.9
     """Share of the gap to the oracle that must be closed on the stage's validation scenarios."""
     least_rounds: Count = 40
@@ -98,10 +98,12 @@ class Streams(Section):
 
 
 class Validation(Section):
-    """What is measured between rounds and at the end."""
+    """What is measured between rounds and at the end: the policy as an evaluation plays it, on fresh scenarios."""
 
     scenarios: Count = 32
-    every_rounds: Count = 20
+    collectives: Count = 600
+    """Of each key, in which it measures, decides and adapts, before any counts."""
+    every_rounds: Count = 40
 
 
 class Curriculum(Section):

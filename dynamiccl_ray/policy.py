@@ -4,14 +4,15 @@ An LSTM over the decision epochs of a key reads the key's own features; every (a
 scored by one shared network from the LSTM's output and that pair's own features (NCCL's predicted cost, the time
 measured with it, how often). Sharing the scorer makes what is learned of one pair or one machine hold for another.
 
-The action distribution is autoregressive and exact: pair first, then channels and chunk given the pair. The network
-emits the conditional logits of every pair at once, so log-probabilities, entropy and masks need no second pass:
+The action distribution is autoregressive: pair first, then channels and chunk given the pair. Decisions and updates ask
+the network for what follows the pairs that were chosen, and for no others; ``PolicyNetwork.logits`` has it for all,
 ``ACTION_LOGITS = N_PAIRS * (1 + N_CHANNELS + N_CHUNKS)`` numbers per key. A masked action has logit ``MASKED``.
 """
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -36,6 +37,7 @@ COST_WEIGHT: Final = 4.0
 OWN_BIAS: Final = 2.0
 ACTION_LOGITS: Final = N_PAIRS * (1 + N_CHANNELS + N_CHUNKS)
 ACTION_HEADS: Final = (N_PAIRS, N_CHANNELS, N_CHUNKS)
+N_NOISE: Final = sum(ACTION_HEADS)
 
 
 def split_logits(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -213,8 +215,7 @@ def chosen_log_prob(logits: Tensor, actions: Tensor) -> Tensor:
     """``log_prob`` (...) from normalised logits (..., N_PAIRS + N_CHANNELS + N_CHUNKS): of all pairs, and of channels
     and chunks given the action's own pair.
     """
-    heads = torch.split(logits, list(ACTION_HEADS), -1)
-    return torch.cat([head.gather(-1, actions[..., i : i + 1].long()) for i, head in enumerate(heads)], -1).sum(-1)
+    return _chosen(torch.split(logits, list(ACTION_HEADS), -1), actions.long())
 
 
 def chosen_entropy(logits: Tensor) -> Tensor:
@@ -238,29 +239,48 @@ def greedy(logits: Tensor) -> Tensor:
 
 def sample(net: PolicyNetwork, obs: Tensor, features: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Actions (B, T, 3) drawn for observations (B, T, observation.SIZE), and their log-probabilities (B, T)."""
-    scores, x = net.pairs(obs, features)
-    pair, log_p = _draw(scores, generator)
-    parts = [pair]
-    for head in net.given(obs, x, pair.unsqueeze(-1)):
-        drawn, log_q = _draw(head.squeeze(-2), generator)
-        parts.append(drawn)
-        log_p = log_p + log_q
-    return torch.stack(parts, -1), log_p
+
+    def noise(_: int, log_p: Tensor) -> Tensor:
+        return -torch.log(-torch.log(torch.rand(log_p.shape, generator=generator).clamp_(1e-12, 1 - 1e-7)))
+
+    actions, heads = _choose(net, obs, features, noise)
+    return actions, _chosen(heads, actions)
 
 
-def _draw(log_p: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    uniform = torch.rand(log_p.shape, generator=generator).clamp_(1e-12, 1 - 1e-7)
-    drawn = (log_p - torch.log(-torch.log(uniform))).argmax(-1, keepdim=True)
-    return drawn.squeeze(-1), log_p.gather(-1, drawn).squeeze(-1)
+def decide(
+    net: PolicyNetwork, obs: Tensor, features: Tensor, noise: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Actions (B, T, 3), their log-probabilities (B, T), and entropies (B, T) as ``chosen_entropy`` has them.
+
+    What is most likely, head by head; with Gumbel ``noise`` (B, T, N_NOISE) an exact sample.
+    """
+    parts = None if noise is None else torch.split(noise, list(ACTION_HEADS), -1)
+    actions, heads = _choose(net, obs, features, lambda i, _: 0.0 if parts is None else parts[i])
+    return actions, _chosen(heads, actions), chosen_entropy(torch.cat(heads, -1))
+
+
+def _choose(
+    net: PolicyNetwork, obs: Tensor, features: Tensor, noise: Callable[[int, Tensor], Tensor | float]
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Actions, and the log-probabilities of each head's values: of channels and chunk given the pair."""
+    pairs, x = net.pairs(obs, features)
+    pair = (pairs + noise(0, pairs)).argmax(-1)
+    channels, chunks = (head.squeeze(-2) for head in net.given(obs, x, pair.unsqueeze(-1)))
+    rest = [(head + noise(i, head)).argmax(-1) for i, head in enumerate((channels, chunks), 1)]
+    return torch.stack([pair, *rest], -1), (pairs, channels, chunks)
+
+
+def _chosen(heads: Sequence[Tensor], actions: Tensor) -> Tensor:
+    return torch.cat([head.gather(-1, actions[..., i : i + 1]) for i, head in enumerate(heads)], -1).sum(-1)
 
 
 def gumbel(seed: int, epoch: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Gumbel noise (K, ACTION_LOGITS): added to logits, ``greedy`` becomes an exact sample.
+    """Gumbel noise (K, N_NOISE): with it, ``decide`` draws an exact sample.
 
     Depends on the seed, the epoch and each key alone, so that every rank draws the same actions.
     """
     rows = [
-        np.random.Generator(np.random.Philox(key=[seed, int(key)], counter=[0, 0, 0, epoch])).gumbel(size=ACTION_LOGITS)
+        np.random.Generator(np.random.Philox(key=[seed, int(key)], counter=[0, 0, 0, epoch])).gumbel(size=N_NOISE)
         for key in keys
     ]
     return np.asarray(rows, np.float32)

@@ -81,9 +81,6 @@ class Sampling:
     """Steps over which the shifts are spread."""
     spread: float = 0.2
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
-    surprise: float = 0.0
-    """Standard deviation of the logs of factors on the times of each pair, a part of it growing or falling with size,
-    and a quarter of it of each channel count and chunk: what the model does not know of a machine."""
     sigma: tuple[float, float] = (0.005, 0.05)
     """Least and most noise; log-uniform between them."""
     rooted: float = 0.05
@@ -123,7 +120,7 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
     shifts = rng.integers(s.least_phases - 1, s.most_phases)
     # At least one step of each phase.
     starts = np.sort(rng.choice(np.arange(1, s.horizon), shifts, replace=False))
-    scenario = modelled(
+    return modelled(
         randomised(cluster, rng, s.spread),
         nodes,
         collective=collective[order],
@@ -135,10 +132,14 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
         tail=Tail(probability=s.rare * int(rng.integers(2))),
         about=_about(rng, s, purpose, compression, rate),
     )
-    return _surprised(scenario, rng, s.surprise) if s.surprise > 0 else scenario
 
 
-def _surprised(scenario: Scenario, rng: np.random.Generator, surprise: float) -> Scenario:
+def surprised(scenario: Scenario, rng: np.random.Generator, surprise: float) -> Scenario:
+    """The same with what the model does not know of a machine: a log-normal factor on the times of each pair, part of
+    it growing or falling with size, and one of each channel count and chunk.
+
+    ``surprise`` is the standard deviation of the factors' logs; a quarter of it for channels and chunks.
+    """
     octaves = (np.log2(scenario.nbytes) - 18) / 12
     level, tilt = rng.standard_normal((2, N_PAIRS))
     pair = level + octaves[:, None] * tilt

@@ -26,12 +26,8 @@ _MEASURED_AS: Final = "p5en-h200-efa"
 _EVALUATION: Final = 0xE7A1
 
 
-def sampling_of(
-    stage: Stage, curriculum: Curriculum, horizon: int = Sampling.horizon, *, learning: bool = False
-) -> Sampling:
-    """What the scenarios of a stage have in common; their shifts come within ``horizon`` steps. Those to learn from
-    hold surprises.
-    """
+def sampling_of(stage: Stage, curriculum: Curriculum, horizon: int = Sampling.horizon) -> Sampling:
+    """What the scenarios of a stage have in common; their shifts come within ``horizon`` steps."""
     return Sampling(
         keys=curriculum.streams.keys,
         rooted=curriculum.streams.rooted,
@@ -40,7 +36,6 @@ def sampling_of(
         dynamics=stage.dynamics,
         horizon=horizon,
         spread=stage.spread,
-        surprise=stage.surprise if learning else 0.0,
         sync=stage.sync,
         compression=stage.compression,
         parallelism=stage.parallelism,
@@ -48,19 +43,11 @@ def sampling_of(
 
 
 def stage_scenarios(
-    stage: Stage,
-    curriculum: Curriculum,
-    seed: int | Sequence[int],
-    count: int,
-    horizon: int = Sampling.horizon,
-    *,
-    learning: bool = False,
+    stage: Stage, curriculum: Curriculum, seed: int | Sequence[int], count: int, horizon: int = Sampling.horizon
 ) -> list[Scenario]:
     """``count`` fresh scenarios of a stage's kind; the same for the same seed."""
     places = [(place.cluster, nodes) for place in stage.places for nodes in place.nodes]
-    return sample_scenarios(
-        np.random.default_rng(seed), places, count, sampling_of(stage, curriculum, horizon, learning=learning)
-    )
+    return sample_scenarios(np.random.default_rng(seed), places, count, sampling_of(stage, curriculum, horizon))
 
 
 def held_out_stages(curriculum: Curriculum) -> dict[str, Stage]:

@@ -9,13 +9,17 @@ from typing import Any, Final
 
 import gymnasium as gym
 import numpy as np
+import torch
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
+from dynamiccl_ray import policy
 from dynamiccl_ray.curriculum import Curriculum, Validation
+from dynamiccl_ray.observation import encode
+from dynamiccl_ray.policy import PolicyNetwork
 from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.splits import stage_scenarios
 from trainers.cluster import start_ray
@@ -30,6 +34,8 @@ _REPEATS: Final = 3
 _STOCK_STEPS: Final = 768
 _STOCK_ENVS: Final = 8
 _STOCK_SEED: Final = 10
+_KEYS: Final = 200
+_DECISIONS: Final = 100
 
 
 class StreamEnvironment(gym.Env):  # type: ignore[type-arg]
@@ -62,7 +68,7 @@ def bench_train(curriculum: Curriculum) -> dict[str, Any]:
     rounds = curriculum.model_copy(
         update={
             "stages": (curriculum.stages[0].model_copy(update={"promote": 1.0, "most_rounds": 1 << 30}),),
-            "validation": Validation(scenarios=1, every_rounds=_ROUNDS),
+            "validation": Validation(scenarios=1, collectives=8, every_rounds=_ROUNDS),
         }
     )
     started = not ray.is_initialized()
@@ -93,9 +99,35 @@ def bench_train(curriculum: Curriculum) -> dict[str, Any]:
         "ratio": best[mode] / best["stock"],
         "mode": mode,
         **{f"{name}_steps_per_s": best[name] for name in MODES},
+        "decide_200_keys_ms": decision_ms(curriculum),
         "streams": curriculum.streams.scenarios * curriculum.streams.keys,
         "cores": os.cpu_count(),
     }
+
+
+def decision_ms(curriculum: Curriculum, keys: int = _KEYS) -> float:
+    """Milliseconds in which one core decides for so many keys of one communicator: the observation and the network.
+
+    The median of ``_DECISIONS``.
+    """
+    one = curriculum.model_copy(update={"streams": curriculum.streams.model_copy(update={"keys": keys})})
+    (scenario,) = stage_scenarios(curriculum.stages[-1], one, (curriculum.seed, _STOCK_SEED), 1)
+    simulation = Simulation([scenario], epochs=1, collectives=1, seed=0)
+    simulation.reset()
+    view, net = simulation.knowledge.view(), PolicyNetwork(curriculum.learning.hidden, curriculum.learning.experts)
+    state = {name: h.expand(keys, *h.shape) for name, h in net.initial_state().items()}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    took = []
+    with torch.no_grad():
+        for _ in range(_DECISIONS):
+            began = time.perf_counter()
+            obs = torch.from_numpy(encode(scenario.context, view)).unsqueeze(1)
+            features, _ = net.features(obs, state)
+            policy.decide(net, obs, features)
+            took.append(1e3 * (time.perf_counter() - began))
+    torch.set_num_threads(threads)
+    return float(np.median(took))
 
 
 class _Stock:

@@ -21,10 +21,10 @@ from dynamiccl_ray import policy
 from dynamiccl_ray.curriculum import Curriculum
 from dynamiccl_ray.errors import ConfigError, RunError
 from trainers.fabric_learning import curriculum_config
-from trainers.progress import gap_closed
 from trainers.rounds import Rounds
 from trainers.sampling import LocalSampling, RemoteSampling, Sampling
 from trainers.tune_loggers import TuneLoggers
+from trainers.validation import validate
 
 CHECKPOINT: Final = "checkpoint.pt"
 POLICY: Final = "policy.pt"
@@ -192,14 +192,12 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
 
     def _validate(self, reward: float) -> dict[str, Any]:
         stage = self._curriculum.stages[self._stage]
-        gap = gap_closed(self.net, self._scenarios.validation(self._stage), self._curriculum.streams)
-        entry = {"round": self._rounds, "stage": stage.name, "steps": self._steps, "reward": reward, **gap.summary()}
+        reached = validate(self.net, self._scenarios.validation(self._stage), self._curriculum.validation)
+        entry = {"round": self._rounds, "stage": stage.name, "steps": self._steps, "reward": reward, **reached}
         self._history.append(entry)
-        promoted = gap.closed >= stage.promote and self._stage_rounds >= stage.least_rounds
+        promoted = reached["gap_closed"] >= stage.promote and self._stage_rounds >= stage.least_rounds
         if promoted or self._stage_rounds >= stage.most_rounds:
-            self._stages.append(
-                {"name": stage.name, "promoted": promoted, "rounds": self._stage_rounds, **gap.summary()}
-            )
+            self._stages.append({"name": stage.name, "promoted": promoted, "rounds": self._stage_rounds, **reached})
             self._stage, self._stage_rounds = self._stage + 1, 0
         return entry
 

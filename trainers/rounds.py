@@ -9,10 +9,11 @@ import numpy as np
 from actors.fabric_runner import Share
 from dynamiccl_ray.curriculum import Curriculum
 from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.scenario_sampling import Sampling, surprised
 from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.splits import stage_scenarios
 
-_TRAINING, _VALIDATION, _ROUND = 1, 2, 3
+_TRAINING, _VALIDATION, _ROUND, _SURPRISE = 1, 2, 3, 4
 
 
 class Rounds:
@@ -30,15 +31,21 @@ class Rounds:
             share.stage if rng.random() < 0.5 else int(rng.integers(share.stage + 1)) for _ in range(streams.scenarios)
         ]
         pools = {stage: self._scenarios(stage, _TRAINING, streams.pool) for stage in set(stages)}
-        drawn = [pools[stage][int(rng.integers(streams.pool))] for stage in stages]
+        drawn = [(stage, pools[stage][int(rng.integers(streams.pool))]) for stage in stages]
         each = streams.scenarios // share.of
+        mine = range(share.index * each, (share.index + 1) * each)
         return Simulation(
-            drawn[share.index * each : (share.index + 1) * each],
+            [self._surprised(*drawn[i], (share.number, i)) for i in mine],
             epochs=streams.epochs,
             collectives=streams.collectives,
             seed=int(rng.integers(1 << 31, size=share.of)[share.index]),
             reward=self._curriculum.reward,
         )
+
+    def _surprised(self, stage: int, scenario: Scenario, at: tuple[int, int]) -> Scenario:
+        """Anew in each place of each round, so that a pool is more than its scenarios."""
+        rng = np.random.default_rng((self._curriculum.seed, _SURPRISE, *at))
+        return surprised(scenario, rng, self._curriculum.stages[stage].surprise)
 
     def validation(self, stage: int) -> list[Scenario]:
         """What a stage's progress is judged by."""
@@ -47,7 +54,9 @@ class Rounds:
     def _scenarios(self, stage: int, kind: int, count: int) -> list[Scenario]:
         if (stage, kind) not in self._kept:
             seed = (self._curriculum.seed, kind, stage)
+            # Shifts that a validation can still adapt to.
+            horizon = Sampling.horizon if kind == _TRAINING else max(8, self._curriculum.validation.collectives // 4)
             self._kept[stage, kind] = stage_scenarios(
-                self._curriculum.stages[stage], self._curriculum, seed, count, learning=kind == _TRAINING
+                self._curriculum.stages[stage], self._curriculum, seed, count, horizon
             )
         return self._kept[stage, kind]

