@@ -17,8 +17,8 @@ class TaughtPPOLearner(ScheduledPPOLearner):
     """Adds ``teacher`` times the cross entropy to the teacher's actions, on the states that the policy itself visits.
 
     Of some thousand actions of a key most are worse than NCCL's own, so that PPO alone first learns to leave
-    everything alone. The fabric model knows every time, and says so until the weight, a schedule over
-    ``learner_config_dict["teacher"]``, has fallen to 0 (kickstarting: Schmitt et al. 2018, arXiv:1803.03835).
+    everything alone. The fabric model knows every time, and says so with a weight that falls, a schedule over
+    ``learner_config_dict["teacher"]`` (kickstarting: Schmitt et al. 2018, arXiv:1803.03835).
     """
 
     def build(self) -> None:

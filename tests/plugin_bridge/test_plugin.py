@@ -375,7 +375,7 @@ def garbage_tables() -> list[tuple[str, bytes, int, int]]:
         ("noise behind a good header", good[:32] + random[32:], 1, 0),
         ("zeros", bytes(len(good)), 1, 0),
         ("another magic", b"\1" + good[1:], 1, 0),
-        ("another layout version", good[:4] + b"\2" + good[5:], 1, 0),
+        ("another layout version", good[:4] + bytes([good[4] + 1]) + good[5:], 1, 0),
         ("another table version", good, 2, 0),
         ("another digest", good[:16] + bytes([good[16] ^ 1]) + good[17:], 1, 0),
         ("one bit of an entry", good[:40] + bytes([good[40] ^ 1]) + good[41:], 1, 0),
