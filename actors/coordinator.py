@@ -73,7 +73,6 @@ class _Comm:
     switches: int = 0
     reward: Any = None
     """(K,) of the last epoch; None without one."""
-    matched: int = 0
     unmatched: int = 0
 
 
@@ -283,7 +282,6 @@ class Coordinator:
             row[:] = report.exec_ns[at] / 1e3
             pair, channels = np.maximum(pair, report.pair[at]), np.maximum(channels, report.channels[at])
             comm.unmatched += len(report.dseq) - len(common)
-        comm.matched += len(common)
         _, _, at = np.intersect1d(common, reports[-1].dseq, return_indices=True)
         slowest = times.max(0)
         return Samples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,12 +18,17 @@ workload_app = typer.Typer(no_args_is_help=True, help="Training jobs as streams 
 
 @workload_app.command("show")
 def show(
-    workload: Annotated[Path, typer.Argument(help="A workload YAML, as in experiments/workloads.")],
+    workload: Annotated[Path, typer.Argument(help="A workload YAML, as in experiments/workloads, or a TRACE.jsonl.")],
     rank: Annotated[int, typer.Option(help="Whose calls.", min=0)] = 0,
     step: Annotated[int, typer.Option(help="Which step, from 0: some exchange every tau steps only.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """The calls of one rank in one iteration, per communicator and collective."""
+    """The calls of one rank in one iteration, or of a trace, per communicator and collective."""
+    if workload.suffix == ".jsonl":
+        if rank or step:
+            raise ConfigError(f"{workload}: a trace is of one rank and has no steps; leave out --rank and --step")
+        _show_trace(workload, as_json)
+        return
     from dynamiccl_ray.workloads.stream import iteration
     from dynamiccl_ray.workloads.workload import load_workload
 
@@ -36,16 +41,38 @@ def show(
     if as_json:
         emit({"name": loaded.name, "parallelism": loaded.parallelism, "compute_us": compute_us, "calls": rows})
         return
-    columns = ("group", "ranks", "collective", "calls", "smallest", "median", "largest", "total")
+    _calls(f"{loaded.name}: {loaded.parallelism}, {compute_us / 1e3:.1f} ms of compute", rows)
+
+
+def _show_trace(path: Path, as_json: bool) -> None:
+    from dynamiccl_ray.workloads.trace import read_trace, replay
+
+    stream = replay(read_trace(path))
+    rows = stream.summary()
+    # A trace's clock may start anywhere.
+    span_us = float(stream.calls["gap_us"][1:].sum())
+    if as_json:
+        emit({"name": path.name, "span_us": span_us, "calls": rows})
+        return
+    _calls(f"{path.name}: {len(stream.calls)} calls in {span_us / 1e3:.1f} ms", rows)
+
+
+def _calls(title: str, rows: list[dict[str, Any]]) -> None:
+    columns = ("group", "ranks", "collective", "calls", "smallest", "median", "largest", "total", "share")
     sizes = ("min_bytes", "median_bytes", "max_bytes", "effective_bytes")
-    _table(
-        f"{loaded.name}: {loaded.parallelism}, {compute_us / 1e3:.1f} ms of compute",
-        columns,
+    cells = [
         [
-            [r["communicator"], str(len(r["ranks"])), r["operation"], str(r["count"]), *(_size(r[s]) for s in sizes)]
-            for r in rows
-        ],
-    )
+            r["communicator"],
+            # A trace does not say.
+            str(len(r["ranks"]) or ""),
+            r["operation"],
+            str(r["count"]),
+            *(_size(r[s]) for s in sizes),
+            f"{r['share']:.1%}",
+        ]
+        for r in rows
+    ]
+    _table(title, columns, cells)
 
 
 @workload_app.command("reproduce")

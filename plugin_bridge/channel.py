@@ -210,7 +210,6 @@ class Status:
     passthrough: dict[str, int]
     hold_waits: int
     hold_wait_us: float
-    overhead_ns_per_call: float
     plugin_heartbeat_ns: int
     records: int
     dropped: dict[str, int]
@@ -326,7 +325,6 @@ class Channel:
             passthrough={cause: getattr(raw, f"passthrough_{i}") for i, cause in enumerate(PASSTHROUGH_CAUSES)},
             hold_waits=raw.hold_waits,
             hold_wait_us=raw.hold_wait_ns / 1e3,
-            overhead_ns_per_call=raw.overhead_ns / max(1, raw.overhead_calls),
             plugin_heartbeat_ns=raw.plugin_heartbeat_ns,
             records=raw.records,
             dropped={reason: getattr(raw, f"dropped_{reason}") for reason in ("full", "busy", "incomplete", "timer")},

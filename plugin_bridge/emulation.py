@@ -31,8 +31,6 @@ from plugin_bridge import native_dir
 
 HOST_NAME: Final = "dynamiccl-nccl-host"
 
-HOST_ERROR_CODE: Final = 1
-USAGE_CODE: Final = 2
 PEER_DIED_CODE: Final = 3
 
 FREE_RUNNING: Final = 2**64 - 1
@@ -467,7 +465,6 @@ class EmulatedJob:
         self._processes: list[_Process] = []
         self._page = _JobPage(directory / "job.page", len(ranks))
         self._n_switches = 0
-        self._communicators = communicators
         program.write(directory / "program.bin")
         self._common = [
             str(self._host),

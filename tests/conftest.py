@@ -12,6 +12,8 @@ from plugin_bridge.channel import remove_stale, segments
 
 # Read when Ray is imported.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# Read when PyTorch is imported: more threads than cores make networks this small slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture

@@ -36,7 +36,6 @@ class Fit:
     cluster: Cluster
     interval: Mapping[str, tuple[float, float]]
     """Name -> 95 % interval, of the fitted numbers."""
-    evaluations: int
 
 
 def fit(machine: Machine) -> Fit:
@@ -74,7 +73,6 @@ def fit(machine: Machine) -> Fit:
     return Fit(
         cluster=cluster_at(found.x),
         interval={name: (float(a), float(b)) for name, a, b in zip(names, low, high, strict=True)},
-        evaluations=int(found.nfev),
     )
 
 

@@ -68,8 +68,11 @@ class Stream:
     """Compute after the last call."""
 
     def summary(self) -> list[dict[str, Any]]:
-        """Per communicator and operation: how many calls, their sizes and their sum, in the order of first use."""
+        """Per communicator and operation: how many calls, their sizes, their sum and its share of all bytes, in the
+        order of first use.
+        """
         rows = []
+        everything = float(self.calls["effective_bytes"].sum())
         keys = self.calls["communicator"].astype(np.int64) * len(Operation) + self.calls["operation"]
         found, first = np.unique(keys, return_index=True)
         for key in found[np.argsort(first)]:
@@ -86,6 +89,7 @@ class Stream:
                     "median_bytes": float(np.median(sizes)),
                     "max_bytes": float(sizes.max()),
                     "effective_bytes": float(sizes.sum()),
+                    "share": float(sizes.sum()) / max(everything, 1.0),
                     "nominal_bytes": float(calls["nominal_bytes"].sum()),
                     "overlaps": bool(calls["overlaps"].all()),
                 }

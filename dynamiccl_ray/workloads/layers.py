@@ -77,13 +77,6 @@ class Model:
         """Sum over the tensors."""
         return int(self.elements.sum())
 
-    @cached_property
-    def layer_elements(self) -> npt.NDArray[np.int64]:
-        """Elements of each layer, shape (layers,)."""
-        return np.bincount(
-            [t.layer for t in self.tensors], weights=self.elements.astype(np.float64), minlength=len(self.layers)
-        ).astype(np.int64)
-
     def forward_flops(self, sequence_length: int = 1) -> npt.NDArray[np.float64]:
         """Forward FLOPs of each layer for one sample, shape (layers,).
 

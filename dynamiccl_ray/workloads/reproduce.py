@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
@@ -23,6 +24,8 @@ _COLUMNS = ("source", "model", "hardware", "gpus", "quantity", "value", "unit")
 _SINGLE = re.compile(r"throughput single GPU, batch (\d+)/GPU")
 _MEASURED = re.compile(r"throughput ([\w-]+), batch (\d+)/GPU(?: \(std ([\d.]+)\))?")
 _NODES = re.compile(r"\d+ nodes x (\d+)")
+# Unknown networks that are named.
+_NAMED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +80,7 @@ class Reproduction:
     facts: tuple[Fact, ...]
     predicted: tuple[float, ...]
     skipped: tuple[str, ...]
-    """Rows that are throughputs but cannot be predicted, and why."""
+    """Throughputs that cannot be predicted, and why: a line for each row, one for all rows on unknown networks."""
 
     @property
     def errors(self) -> npt.NDArray[np.float64]:
@@ -139,7 +142,8 @@ def order(facts: Sequence[Fact], predicted: Sequence[float]) -> Order:
 
 def read_facts(path: Path, networks: Networks) -> tuple[list[Fact], list[str]]:
     """The throughputs of a facts CSV (columns source, model, hardware, gpus, quantity, value, unit), and what was left
-    out and why. A row without its model's single-GPU row, or on an unknown network or schedule, is left out.
+    out and why, in a line for each row and one for all unknown networks. A row without its model's single-GPU row, or
+    on an unknown network or schedule, is left out.
 
     Raises ConfigError naming the file, the line and the field.
     """
@@ -149,6 +153,7 @@ def read_facts(path: Path, networks: Networks) -> tuple[list[Fact], list[str]]:
         if found := _SINGLE.fullmatch(row["quantity"]):
             single[row["model"], int(found[1])] = _number(path, line, row, "value")
     facts, skipped = [], []
+    unknown: Counter[str] = Counter()
     for line, row in rows:
         found = _MEASURED.fullmatch(row["quantity"])
         if not found:
@@ -156,8 +161,7 @@ def read_facts(path: Path, networks: Networks) -> tuple[list[Fact], list[str]]:
         key = row["model"], int(found[2])
         network = networks.find(row["hardware"])
         if network is None:
-            names = ", ".join(n.match or n.name for n in networks.networks)
-            skipped.append(f"line {line}: hardware {row['hardware']!r} names no known network ({names})")
+            unknown[row["hardware"].rsplit(";", 1)[-1].strip()] += 1
         elif found[1] not in SCHEDULES:
             skipped.append(f"line {line}: unknown schedule {found[1]!r} ({', '.join(SCHEDULES)})")
         elif key not in single:
@@ -177,6 +181,8 @@ def read_facts(path: Path, networks: Networks) -> tuple[list[Fact], list[str]]:
                     std=float(found[3] or 0.0),
                 )
             )
+    if unknown:
+        skipped.append(_unknown(unknown, networks))
     return facts, skipped
 
 
@@ -194,8 +200,21 @@ def reproduce(
     else:
         facts, skipped = read_facts(facts_csv, networks)
     if not facts:
-        raise ConfigError(f"{facts_csv}: no throughput to predict; left out: {'; '.join(skipped) or 'no such row'}")
+        why = "; ".join(skipped) or "no such row"
+        raise ConfigError(f"{facts_csv or 'the shipped facts'}: no throughput to predict; left out: {why}")
     return Reproduction(facts=tuple(facts), predicted=tuple(f.predicted(stack) for f in facts), skipped=tuple(skipped))
+
+
+def _unknown(rows: Counter[str], networks: Networks) -> str:
+    """One line for what may be a whole file of rows."""
+    known = ", ".join(n.match or n.name for n in networks.networks)
+    # Hardware that never names its network may differ in every row.
+    most = [repr(name) for name, _ in rows.most_common(_NAMED)]
+    more = f" and {len(rows) - _NAMED} more" if len(rows) > _NAMED else ""
+    return (
+        f"rows on unknown networks ({rows.total()}): {', '.join(most)}{more}; known are {known}; "
+        "describe yours with `--networks YAML`"
+    )
 
 
 def _rows(path: Path) -> Iterable[tuple[int, dict[str, str]]]:

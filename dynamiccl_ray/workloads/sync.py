@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from math import inf
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from dynamiccl_ray.settings import Count, Section
 
@@ -18,21 +17,17 @@ the two next replicas on a ring. node: a collective over the replicas of one nod
 class Sync(Section):
     """bsp every step (Valiant 1990); ssp with a staleness bound (Ho et al. 2013); asp without (Recht et al. 2011);
     local-sgd every tau steps (Stich 2019); decentralized gossip (Lian et al. 2017); hybrid inside a node every step and
-    across nodes every tau (Lin et al. 2020, hierarchical local SGD); fedavg every tau local steps with some of the
-    replicas (McMahan et al. 2017)."""
+    across nodes every tau (Lin et al. 2020, hierarchical local SGD); fedavg every tau local steps (McMahan et al.
+    2017)."""
 
     mode: Mode = "bsp"
     tau: Count = 1
     """local-sgd, hybrid, fedavg: steps between exchanges. ssp: steps that the fastest replica may be ahead."""
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """fedavg: share of the replicas that takes part in a round."""
 
     @model_validator(mode="after")
     def _only_where_it_means_something(self) -> Self:
         if self.tau != 1 and self.mode not in ("ssp", "local-sgd", "hybrid", "fedavg"):
             raise ValueError(f"tau = {self.tau}: mode {self.mode!r} has no tau; use 1")
-        if self.participation != 1.0 and self.mode != "fedavg":
-            raise ValueError(f"participation = {self.participation}: only fedavg leaves replicas out; use 1")
         return self
 
     def patterns(self, step: int) -> tuple[Pattern, ...]:
@@ -51,19 +46,3 @@ class Sync(Section):
                 return ("server",) if due else ()
             case "hybrid":
                 return ("node", "all") if due else ("node",)
-
-    @property
-    def staleness(self) -> float:
-        """Steps by which the parameters that a gradient was computed on may lag: infinite for asp."""
-        return {"asp": inf, "ssp": float(self.tau)}.get(self.mode, 0.0)
-
-    @property
-    def waits(self) -> bool:
-        """Whether a step ends only when its exchange has: not for ssp (within its bound) and asp."""
-        return self.mode not in ("ssp", "asp")
-
-    @property
-    def exchanges_per_step(self) -> float:
-        """Mean number over all replicas of exchanges that reach beyond the node."""
-        every = self.tau if self.mode in ("local-sgd", "hybrid", "fedavg") else 1
-        return self.participation / every

@@ -93,6 +93,19 @@ def test_terms_of_the_actions_in_force() -> None:
     assert (parts["switch"], parts["probe"]) == ([-1, -1], [0, 0]), "back to NCCL's own, which is never new"
 
 
+def test_a_key_that_did_not_run_has_tried_nothing_and_means_are_of_each_keys_own_collectives() -> None:
+    run, actions = _Run(), {A: Action(pair=RING), B: Action(pair=RING)}
+    run.epoch({A: [100], B: [100]})
+    parts = run.epoch({A: [100, 100]}, actions, channels=[8, 16])
+    assert parts["sm"] == [0, -12 / 64]
+    parts = run.epoch({A: [100, 100], B: [100, 100]}, actions, channels=[8, 16, 32, 32])
+    assert parts["probe"] == [-1, 0]
+    assert parts["sm"] == [-32 / 64, -12 / 64]
+    # The caller's table changes in place.
+    actions[A] = Action(pair=RING, channels=2)
+    assert run.epoch({A: [100], B: [100]}, actions)["switch"] == [0, -1]
+
+
 def test_what_nccl_does_not_say_is_the_communicators_maximum_and_no_tier() -> None:
     parts = _Run().epoch({A: [100], B: [100]}, channels=0, pair=0)
     assert parts["sm"] == [-16 / 64] * 2
@@ -138,6 +151,20 @@ def test_the_baseline_of_an_iteration_is_measured_anew_after_a_drift() -> None:
     assert run.said(_heard(0, {6: (4.0, 1.0)}))["iteration"] == pytest.approx([0, 0])
 
 
+def test_only_the_latest_steps_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.rewards._BASELINE_STEPS", 3)
+    monkeypatch.setattr("actors.rewards._PENDING", 2)
+    run = _Run()
+    for step, seconds in enumerate([9.0, 9.0, 9.0, 2.0, 2.0, 2.0]):
+        run.said(_heard(0, {step: (seconds, 1.0)}), baseline=True)
+    assert run.said(_heard(0, {6: (1.0, 1.0)}))["iteration"] == pytest.approx([0.5, 0.5])
+    # Rank 1 reports once and then falls silent: what rank 0 says is not kept for ever.
+    run.said(_heard(1, {100: (1.0, 1.0)}))
+    for step in range(100, 110):
+        run.said(_heard(0, {step: (1.0, 1.0)}))
+    assert sorted(run.rewards.state()["_pending"]) == [108, 109]
+
+
 def test_a_fault_on_any_rank_is_everyones_and_counts_once() -> None:
     run = _Run()
     assert "fault" not in run.said(_heard(0), _heard(1)), "a job that says nothing is no source"
@@ -175,3 +202,14 @@ def test_a_successor_goes_on_as_if_nothing_had_happened() -> None:
     assert results[0] == results[1]
     assert results[0]["switch"] == results[0]["probe"] == [0, 0]
     assert results[0]["iteration"] == pytest.approx([-0.5, -0.5])
+
+
+def test_a_successor_knows_whose_reports_are_missing() -> None:
+    first = Rewards(WEIGHTS, sms=64, tier=4, nodes=9)
+    both = [_heard(0, {0: (1.0, 1.0)}), _heard(1, {0: (1.0, 1.0)})]
+    first.hear(both, baseline=True)
+    first.hear([_heard(0, {1: (1.0, 1.0)}), _heard(1)], baseline=False)
+    run = _Run()
+    run.rewards.restore(first.state())
+    assert "iteration" not in run.said(_heard(0, {2: (1.0, 1.0)})), "rank 1 has not said what steps 1 and 2 took"
+    assert run.said(_heard(1, {1: (2.0, 1.0)}))["iteration"] == pytest.approx([-1, -1])

@@ -67,6 +67,10 @@ def test_a_baseline_that_stands_out_between_its_neighbours_is_in_excess() -> Non
     lending = Lending([0, 0, 0, 0], [4, 4, 4, 2], [16 * MIB, MIB, 4 * MIB, 4 * MIB])
     log_time = np.array([4.0, 2.0, 3.7, 9.0], np.float32)
     assert lending.excess(log_time).tolist() == pytest.approx([0, 0, 0.7, 0], abs=1e-6)
+    # Sizes that are not halfway, the third of four octaves; a smaller key of another kind is no neighbour.
+    uneven = Lending([0, 0, 0, 0], [2, 4, 4, 4], [MIB // 2, MIB, 8 * MIB, 16 * MIB])
+    assert uneven.excess(np.array([0, 4, 7, 8], np.float32)).tolist() == pytest.approx([0, 0, 0, 0], abs=1e-6)
+    assert uneven.excess(np.array([0, 4, 9, 8], np.float32)).tolist() == pytest.approx([0, 0, 2, 0], abs=1e-6)
     # Too far apart to say anything.
     far = Lending([0, 0, 0], [4, 4, 4], [MIB, 32 * MIB, 1024 * MIB])
     assert far.excess(np.array([1, 9, 2], np.float32)).tolist() == [0, 0, 0]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 
@@ -172,6 +175,144 @@ def test_the_network_reads_its_history() -> None:
     assert not torch.allclose(first, second)
     twice, _ = net.features(obs.repeat(1, 2, 1), state)
     assert torch.allclose(twice[:, 1:], second, atol=1e-6)
+
+
+def _untrained(view: KeyView) -> list[torch.Tensor]:
+    """Log-probabilities of the first key: pairs, channels given pairs, chunks given pairs."""
+    net = policy.PolicyNetwork()
+    obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=64, nodes=8)), view)).unsqueeze(1)
+    state = {k: v.unsqueeze(0).expand(len(obs), *v.shape) for k, v in net.initial_state().items()}
+    with torch.no_grad():
+        features, _ = net.features(obs, state)
+        return [x[0, 0] for x in policy.split_logits(net.logits(obs, features))]
+
+
+def _nothing_measured() -> KeyView:
+    """One key that may have pairs 0, 4 and 5 with any channels and chunks, at no heat."""
+    view = replace(_view(np.random.default_rng(0), keys=1), heat=0.0)
+    view.valid_channels[:] = False
+    view.valid_channels[0, (0, 4, 5)] = view.valid_chunks[:] = True
+    for evidence in (*view.channels, *view.chunks):
+        evidence[:] = 0
+    view.cost[:] = 0
+    return view
+
+
+def test_nccls_belief_counts_until_something_was_measured() -> None:
+    view = _nothing_measured()
+    view.cost[0, 5] = 2.0
+    pair = _untrained(view)[0]
+    # The feature is a quarter of it; 4 logits for each unit of that.
+    assert pair[4] - pair[5] == pytest.approx(2.0, abs=0.3)
+    view.channels[1][0, (4, 5), 0] = 0.5
+    pair = _untrained(view)[0]
+    assert pair[4] - pair[5] == pytest.approx(0, abs=0.3)
+
+
+def test_heat_makes_a_policy_less_sure() -> None:
+    view = _nothing_measured()
+    view.cost[0, 5] = 2.0
+    hot = _untrained(replace(view, heat=1.0))[0]
+    assert hot[4] - hot[5] == pytest.approx(1.0, abs=0.2)
+
+
+def test_nccls_own_channels_and_chunk_are_where_an_untrained_policy_starts_from() -> None:
+    _, channels, chunks = _untrained(_nothing_measured())
+    for head in (channels, chunks):
+        ahead = head[4, 0] - head[4, 1:]
+        assert torch.allclose(ahead, torch.full_like(ahead, policy.OWN_BIAS), atol=0.3)
+
+
+def test_every_head_has_weights_of_its_own() -> None:
+    _, net, obs, features = _made(4)
+    with torch.no_grad():
+        before = policy.split_logits(net.logits(obs, features))
+        net.time_weight[2] += 1
+        after = policy.split_logits(net.logits(obs, features))
+    assert [torch.equal(a, b) for a, b in zip(before, after, strict=True)] == [True, True, False]
+
+
+def test_a_head_by_hand() -> None:
+    """Score, less the measured time, less standard errors behind the best; halved at a heat of 1."""
+    net, (view, _, _, _) = policy.PolicyNetwork(16), _made(0)
+    deviation = torch.full((5,), 0.1 / 2**0.5)
+    sure = torch.log(policy.WIDE / deviation) / policy.SURE_SCALE
+    time, score = torch.tensor([0.0, 0.2, 0.0, 0.0, 0.5]), torch.tensor([1.0, 2.0, 3.0, 9.0, 0.0])
+    valid = torch.tensor([True, True, True, False, True])
+    for heat in (0.0, 1.0):
+        context = Context(topology=Topology(ranks=8, nodes=2))
+        obs = torch.from_numpy(observation.encode(context, replace(view, heat=heat)))[0]
+        for head, weight in enumerate(policy.TIME_WEIGHT):
+            with torch.no_grad():
+                out = net._settle(obs, score, time, sure, valid, head)
+            logits = (score - weight * time - 10 * time)[valid] / (1 + heat)
+            assert torch.allclose(out[valid], torch.log_softmax(logits, -1), atol=1e-4)
+            assert out[3] < -1e8
+
+
+def test_experts_are_weighed_and_pairs_have_names() -> None:
+    _, net, obs, features = _made(5)
+    with torch.no_grad():
+        before = net.logits(obs, features)
+        net.gate.bias[0] += 3
+        assert not torch.allclose(net.logits(obs, features), before, atol=1e-2)
+        net.gate.bias[0] -= 3
+        net.pair_names[0] += 1
+        after = net.logits(obs, features)
+    assert not torch.allclose(after, before, atol=1e-2)
+
+
+def test_standard_errors_behind_the_least_valid_time() -> None:
+    deviation = torch.tensor([0.03, 0.04, 0.01, 0.04, 0.03])
+    sure = torch.log(policy.WIDE / deviation) / policy.SURE_SCALE
+    time = torch.tensor([-0.1, 0.0, -9.0, 9.0, -0.1])
+    valid = torch.tensor([True, True, False, True, True])
+    behind = policy._behind(time, sure, valid)
+    assert behind[valid].tolist() == pytest.approx([0, 0.1 / 0.05, 8, 0], abs=1e-4)
+    assert policy._behind(time, sure, torch.zeros(5, dtype=torch.bool)).isfinite().all()
+
+
+def test_draws_are_independent_and_the_probabilities_their_own() -> None:
+    # Three pairs, as good as equal.
+    view, net, count = _nothing_measured(), policy.PolicyNetwork(16), 20_000
+    obs = torch.from_numpy(observation.encode(Context(topology=Topology(ranks=64, nodes=8)), view)).unsqueeze(1)
+    with torch.no_grad():
+        features, _ = net.features(obs, {k: v.unsqueeze(0) for k, v in net.initial_state().items()})
+        logits = net.logits(obs, features)[:, 0]
+        many = [x.expand(count, *x.shape[1:]) for x in (obs, features)]
+        drawn, log_p = (x[:, 0] for x in policy.sample(net, *many, torch.Generator().manual_seed(0)))
+    pair, channels, chunks = policy.split_logits(logits[0])
+    of = drawn[drawn[:, 0] == 4]
+    for index, expected, rows in ((0, pair, drawn), (1, channels[4], of), (2, chunks[4], of)):
+        assert expected.exp().max() < 0.8
+        seen = torch.bincount(rows[:, index], minlength=len(expected)) / len(rows)
+        assert torch.allclose(seen, expected.exp(), atol=0.02)
+    assert torch.allclose(log_p, policy.log_prob(logits.expand(count, -1), drawn), atol=1e-3)
+
+
+def test_noise_of_each_head_and_key_is_its_own() -> None:
+    a, b = policy.gumbel(1, 2, np.array([5, 9]))
+    assert not np.isclose(a, b).any()
+    _, net, obs, features = _made(3)
+    noise = torch.zeros(len(obs), 1, policy.N_NOISE)
+    # Nothing but the chunks' part says which chunk.
+    noise[..., -N_CHUNKS:] = 1e6 * torch.arange(N_CHUNKS)
+    with torch.no_grad():
+        quiet, loud = (policy.decide(net, obs, features, with_noise)[0] for with_noise in (None, noise))
+    assert torch.equal(quiet[..., :2], loud[..., :2])
+    view = _made(3)[0]
+    last = [int(np.flatnonzero(view.valid_chunks[i, p])[-1]) for i, p in enumerate(loud[:, 0, 0].tolist())]
+    assert loud[:, 0, 2].tolist() == last
+
+
+def test_what_a_step_spends_on_communication_counts_in_the_value() -> None:
+    net = policy.PolicyNetwork(16)
+    features = torch.zeros(1, 1, 17)
+    features[..., -1] = 3.0
+    before = net.values(features)
+    with torch.no_grad():
+        net.value_prior += 0.5
+    assert float((net.values(features) - before).detach()) == pytest.approx(1.5)
 
 
 def test_even_an_untrained_policy_leans_towards_what_was_measured_to_be_fast() -> None:

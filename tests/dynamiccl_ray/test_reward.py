@@ -57,6 +57,7 @@ def test_a_job_that_gets_faster_is_rewarded_and_a_loss_that_moves_costs_little()
     assert parts["iteration"][0] == pytest.approx(0.02)
     assert parts["convergence"][0] == pytest.approx(-0.5 * 0.01 / 1.0)
     assert terms(WEIGHTS, _inputs(loss_change=0.0))["convergence"][0] == -0.5
+    assert terms(WEIGHTS, _inputs(sm_share=np.array([1.5, 0.5])))["sm"].tolist() == pytest.approx([-0.6, -0.3])
     assert terms(WEIGHTS, _inputs(iteration=50.0))["iteration"][0] == pytest.approx(-0.1 * 2)
 
 
@@ -137,6 +138,8 @@ def test_the_tier_penalty_counts_crossings_of_far_networks() -> None:
     assert tier_penalty(pairs, 2, 16).tolist() == tier_penalty(pairs, 4, 1).tolist() == [0, 0, 0]
     assert tier_penalty(pairs[:2], 4, 2).tolist() == [1, 1], "two nodes are one crossing apart, whatever the pattern"
     assert tier_penalty(0, 4, 16) == 0, "what NCCL chooses is not known"
+    # A tree over 5 nodes is 3 deep; there is nothing beyond the farthest tier.
+    assert tier_penalty(pairs[1], 4, 5) == tier_penalty(pairs[1], 9, 5) == 3 / 4
     everything = tier_penalty(np.arange(N_PAIRS)[:, None, None], np.arange(5)[:, None], np.arange(1, 300))
     assert everything.shape == (N_PAIRS, 5, 299)
     assert (everything >= 0).all()

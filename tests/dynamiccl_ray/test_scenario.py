@@ -27,7 +27,7 @@ from dynamiccl_ray.scenario import (
     measured,
     modelled,
 )
-from dynamiccl_ray.scenario_sampling import Sampling, random_load, sample_scenarios
+from dynamiccl_ray.scenario_sampling import Sampling, random_load, sample_scenarios, surprised
 from dynamiccl_ray.table import Action
 
 SIZES = 1 << np.arange(12, 28, 3)
@@ -136,6 +136,35 @@ def test_sampled_scenarios_are_sound(seed: int) -> None:
         assert s.valid.sum(-1).min() > 1
     again = sample_scenarios(np.random.default_rng(seed), places, 3, sampling)
     assert all(np.array_equal(a.times_us, b.times_us, equal_nan=True) for a, b in zip(scenarios, again, strict=True))
+
+
+def test_surprises_have_the_spread_that_they_say_and_own_choices_stay_what_they_are() -> None:
+    # Of 256 KiB, where the tilt is nil, and of twelve octaves more; in two phases.
+    loads = (IDLE, Load(inter_bandwidth=0.5))
+    scenario = modelled(
+        find_cluster("dgx-a100-hdr"), 2, collective=4, nbytes=[1 << 18, 1 << 30], loads=loads, starts=[0, 9]
+    )
+    rng, surprise = np.random.default_rng(0), 0.4
+    factors = []
+    for _ in range(300):
+        logs = np.log(surprised(scenario, rng, surprise).times_us / scenario.times_us)
+        np.testing.assert_allclose(logs[0], logs[1], atol=1e-4)
+        own = logs[0, np.arange(2), scenario.own_pair, 0, 0]
+        np.testing.assert_allclose(logs[0, :, OWN_PAIR, 0, 0], own, atol=1e-4)
+        factors.append(logs[0, :, 1:])
+    log = np.stack(factors)
+    pair, channels, chunk = (int(i[0]) for i in np.nonzero(np.isfinite(log[0, 0, :, 1:, 1:])))
+    small, large = log[:, 0, pair], log[:, 1, pair]
+    parts = {
+        "pair": small[:, 0, 0] / np.sqrt(1 + 2 / 16),
+        "size": large[:, 0, 0] - small[:, 0, 0],
+        "channels": 4 * (small[:, channels + 1, 0] - small[:, 0, 0]) / np.sqrt(2),
+        "chunk": 4 * (small[:, 0, chunk + 1] - small[:, 0, 0]) / np.sqrt(2),
+    }
+    assert {name: float(part.std()) for name, part in parts.items()} == pytest.approx(
+        dict.fromkeys(parts, surprise), rel=0.15
+    )
+    assert np.array_equal(surprised(scenario, rng, 0.0).times_us, scenario.times_us, equal_nan=True)
 
 
 def test_sampling_needs_a_place() -> None:

@@ -15,7 +15,9 @@ from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.knowledge import Floats, Int64, Keys, Knowledge
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Topology, part
 from dynamiccl_ray.reward import COSTS, Reward
+from dynamiccl_ray.scenario import flat_action
 from dynamiccl_ray.simulation import Simulation
+from dynamiccl_ray.stream_rewards import StreamRewards
 from dynamiccl_ray.table import Action, key_of
 
 TIME_ALONE = Reward().without(COSTS)
@@ -108,6 +110,35 @@ def test_the_reward_is_the_sum_of_what_the_model_knows() -> None:
     assert not parts.keys() & {"convergence", "fault"}, "the model has no source for them"
     simulation.reset()
     assert step([1, 0])["probe"] == pytest.approx([-0.005, 0]), "an episode begins knowing NCCL's own choice alone"
+
+
+def test_streams_have_their_own_actions_and_scenarios_their_own_iterations() -> None:
+    share = np.full((2, N_PAIRS, N_CHANNELS), 0.125, np.float32)
+    share[1, 2, 0] = 0.5
+    first = dataclasses.replace(tiny(TIMES, starts=[0]), sm_share=share)
+    simulation = Simulation(
+        [first, tiny([[[10, 5]]], starts=[0])], epochs=4, collectives=8, seed=0, reward=Reward(switch=0.5)
+    )
+    simulation.reset()
+    simulation.step(np.array([[1, 0, 0], [2, 0, 0], [1, 0, 0]]))
+    # 58 of 70 us, and 5 of 10.
+    assert simulation.terms["iteration"] == pytest.approx([0.1 * 12 / 70] * 2 + [0.05])
+    assert simulation.terms["sm"].tolist() == pytest.approx([-0.02 * 0.125, -0.02 * 0.5, 0])
+    simulation.step(np.array([[1, 0, 0], [2, 0, 0], [1, 0, 0]]))
+    assert simulation.terms["switch"].tolist() == [0, 0, 0]
+    simulation.reset()
+    simulation.step(np.array([[1, 0, 0], [0, 0, 0], [0, 0, 0]]))
+    assert simulation.terms["switch"].tolist() == [-0.5, 0, 0], "an episode begins with NCCL's own choice in force"
+
+
+def test_the_sms_of_an_action_are_those_of_its_channels() -> None:
+    scenario = tcp()
+    rewards = StreamRewards(Reward(sm=1.0), [scenario])
+    start = np.zeros(6, np.float32)
+    rewards.begin(start)
+    # Some pair with four channels.
+    sm = rewards.terms(np.full(6, int(flat_action(5, CHANNEL_VALUES.index(4), 0))), start, start)["sm"]
+    assert sm == pytest.approx(np.full(6, -4 / find_cluster("cloud-tcp").sms))
 
 
 def test_a_modelled_scenario_knows_the_sms_that_channels_take() -> None:

@@ -199,5 +199,5 @@ def test_every_term_of_the_reward_is_logged_and_one_that_is_off_is_not(
     assert names == {"primary", "iteration", "switch", "congestion", "sm", "tier"}
     assert np.sum([logged[where + name] for name in names], 0) == pytest.approx(logged["ray/tune/reward"], abs=1e-5)
     assert summary["reward"]["off"] == ["probe"]
-    assert summary["reward"]["terms"]["sm"] == pytest.approx(logged[where + "sm"][-1], rel=0.5)
-    assert logged[where + "switch"][0] < 0
+    assert summary["reward"]["terms"]["sm"] == pytest.approx(logged[f"{where}sm"][-1], rel=0.5)
+    assert logged[f"{where}switch"][0] < 0
