@@ -7,6 +7,7 @@ was measured, however often: it is of another key.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -88,8 +89,8 @@ def combine(total: Floats, samples: Floats, noise: Floats, lending: Lending) -> 
     ``total`` and ``samples`` (B, ...) are sums and counts of own log time ratios, ``noise`` (B,) the standard
     deviation of one. Precisions of independent Gaussian estimates add up.
     """
-    shape, n = samples.shape, len(samples)
-    flat_total, flat_samples = total.reshape(n, -1), samples.reshape(n, -1)
+    shape = samples.shape
+    flat_total, flat_samples = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
     lent = lending(np.concatenate([flat_total, flat_samples], -1))
     lent_total, lent_samples = lent[:, : flat_total.shape[1]], lent[:, flat_total.shape[1] :]
     variance = (noise**2)[:, None]

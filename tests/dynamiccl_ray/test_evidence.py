@@ -33,6 +33,12 @@ def test_own_measurements_are_their_mean_and_surer_the_more_there_are() -> None:
     assert WIDE * np.exp(-SURE_SCALE * sure[1]) == pytest.approx(np.hypot(0.02, 0.003), rel=0.01)
 
 
+def test_before_the_first_collective_there_are_no_keys() -> None:
+    nothing = np.zeros((0, 22, 19), np.float32)
+    time, sure = combine(nothing, nothing, np.zeros(0, np.float32), Lending([], [], []))
+    assert time.shape == sure.shape == nothing.shape
+
+
 def test_a_key_lends_to_keys_of_its_kind_in_its_group_and_less_the_further_they_are() -> None:
     lending = Lending([0, 0, 0, 0, 1], [4, 4, 4, 2, 4], [MIB, 2 * MIB, 64 * MIB, MIB, MIB])
     time, sure = _combined([50, 0, 0, 0, 0], [-0.5, 0, 0, 0, 0], lending)
