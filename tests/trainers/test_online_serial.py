@@ -215,6 +215,3 @@ def test_a_dead_rank_ends_the_run_with_its_name(tmp_path: Path, job: str) -> Non
         run_online(small_experiment(job, stop={"rounds": 10_000}), tmp_path, serial=True)
     killer.join()
     assert killed
-    # The survivors found out by themselves, as NCCL would, and left nothing behind.
-    errors = [(tmp_path / "job" / f"stderr.{i}").read_text() for i in range(4)]
-    assert sum(f"(pid {killed[0]}) died" in e for e in errors) == 3
