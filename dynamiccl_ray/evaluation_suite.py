@@ -53,9 +53,9 @@ class Assessment:
 
     summary: dict[str, Any]
     """``splits`` as ``evaluation.judged`` has them, measured ones with ``vendor_vs_oracle``, and last one for all
-    held-out clusters together; each row has ``policies``, what is
-    said of every policy; ``least_regret``, by held-out cluster the method other than the oracle that had it;
-    ``tiers`` and ``scale``, the rows of the sweeps; ``seeds``; ``procedure``."""
+    held-out clusters together; each has ``policies``, what is said of every policy. ``least_regret``, by held-out
+    cluster the method other than the oracle that had it; ``tiers`` and ``scale``, the rows of the sweeps; ``seeds``;
+    ``procedure``."""
     examples: Mapping[str, Mapping[str, Sequence[Trace]]]
     """Of each split the traces of all methods on the scenario with the most shifts."""
     tier_rows: Mapping[str, Sequence[Mapping[str, Any]]]
