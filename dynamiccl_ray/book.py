@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.evidence import Lending, combine, noise_of, stale
+from dynamiccl_ray.evidence import Lending, combine, noise_of, stale, worse_than_own
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, KeyView
 from dynamiccl_ray.table import Action, key_parts
@@ -225,11 +225,8 @@ class KeyBook:
     def ruled_out(self) -> npt.NDArray[np.bool_]:
         """(K, N_PAIRS, N_CHANNELS) actions that the guardrail forbids: worse than NCCL's own with confidence."""
         margin, least = self._guardrail
-        doubt = 2 * self.noise[:, None, None] / np.sqrt(np.maximum(self.samples, 1e-9))
-        worse = self.log_ratio() - doubt > margin
-        worse &= (self.samples >= least) & (self.baseline_n > 0)[:, None, None]
-        worse[:, OWN_PAIR, 0] = False
-        return np.asarray(worse)
+        worse = worse_than_own(self.log_ratio(), self.samples, self.noise, margin=margin, least=least)
+        return worse & (self.baseline_n > 0)[:, None, None]
 
     @property
     def congestion(self) -> Doubles:

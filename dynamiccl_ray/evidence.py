@@ -13,6 +13,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dynamiccl_ray.knobs import OWN_PAIR
+
 Floats = NDArray[np.float32]
 
 # What a measurement counts for a key of the same size, and over how many octaves that falls by 1/e.
@@ -107,6 +109,18 @@ def stale(samples: NDArray[Any], noise: NDArray[Any]) -> NDArray[Any]:
     """What counts (B, ...) are worth after a shift: no more than one time that is off by ``_STALE``."""
     worth = (noise / _STALE) ** 2
     return np.asarray(np.minimum(samples, worth.reshape(-1, *(1,) * (samples.ndim - 1)).astype(samples.dtype)))
+
+
+def worse_than_own(
+    ratio: NDArray[Any], samples: NDArray[Any], noise: NDArray[Any], *, margin: float, least: int
+) -> NDArray[np.bool_]:
+    """What the guardrail forbids, (B, N_PAIRS, N_CHANNELS): own mean log time ratios that lie above ``margin`` by two
+    standard errors or more, of at least so many samples. NCCL's own choice is never forbidden. ``noise`` is (B,).
+    """
+    doubt = 2 * noise[:, None, None] / np.sqrt(np.maximum(samples, 1e-9))
+    worse = (samples >= least) & (ratio - doubt > margin)
+    worse[:, OWN_PAIR, 0] = False
+    return np.asarray(worse)
 
 
 def noise_of(squares: ArrayLike, freedom: ArrayLike) -> Floats:

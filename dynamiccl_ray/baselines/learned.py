@@ -10,9 +10,8 @@ import torch
 
 from dynamiccl_ray import policy
 from dynamiccl_ray.baselines.method import Bool, Factory, Float64, Int64, Method
-from dynamiccl_ray.evidence import noise_of
+from dynamiccl_ray.evidence import noise_of, worse_than_own
 from dynamiccl_ray.experiment import Guardrail, Trigger
-from dynamiccl_ray.knobs import OWN_PAIR
 from dynamiccl_ray.knowledge import Keys, Knowledge
 from dynamiccl_ray.observation import KeyView, encode, encode_context
 from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_action
@@ -132,7 +131,10 @@ class LearnedPolicy(Method):
 
     def _decide(self) -> None:
         view = self._knowledge.view()
-        view = replace(view, valid_channels=view.valid_channels & ~self._ruled_out(view))
+        forbidden = worse_than_own(
+            view.evidence, view.samples, view.noise, margin=self._guardrail.margin, least=self._guardrail.samples
+        )
+        view = replace(view, valid_channels=view.valid_channels & ~forbidden)
         if self._decisions % _ROUND == 0:
             self._state = {name: h.expand(self.n_keys, *h.shape) for name, h in self._net.initial_state().items()}
         drawing = self._decisions < SETTLED
@@ -166,10 +168,3 @@ class LearnedPolicy(Method):
         counted = 1 / samples + 1 / samples[self.rows, best][:, None]
         ahead = 2 * self._knowledge.noise[:, None] * np.sqrt(counted)
         return best, mean - mean[self.rows, best][:, None] <= ahead
-
-    def _ruled_out(self, view: KeyView) -> Bool:
-        """(K, N_PAIRS, N_CHANNELS), as ``KeyBook`` does it."""
-        doubt = 2 * view.noise[:, None, None] / np.sqrt(np.maximum(view.samples, 1.0))
-        worse = (view.samples >= self._guardrail.samples) & (view.evidence - doubt > self._guardrail.margin)
-        worse[:, OWN_PAIR, 0] = False
-        return np.asarray(worse)

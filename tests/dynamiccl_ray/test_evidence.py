@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dynamiccl_ray.evidence import SURE_SCALE, WIDE, Lending, combine, noise_of, stale
+from dynamiccl_ray.evidence import SURE_SCALE, WIDE, Lending, combine, noise_of, stale, worse_than_own
 
 MIB = 1 << 20
 
@@ -92,3 +92,13 @@ def test_the_noise_is_the_usual_one_until_it_has_been_seen() -> None:
 def test_after_a_shift_a_thousand_times_say_no_more_than_ten() -> None:
     kept = stale(np.array([[1000.0, 10.0, 0.0]]), np.array([0.05]))
     assert kept.tolist() == [pytest.approx([1 / 9, 1 / 9, 0])]
+
+
+def test_the_guardrail_by_hand() -> None:
+    """Eight collectives, and more than 2% worse by two standard errors; NCCL's own choice stays whatever it takes."""
+    ratio, samples = np.zeros((1, 22, 9)), np.zeros((1, 22, 9))
+    # At noise 0.02 two standard errors of 8 collectives are 0.014.
+    for pair, behind, count in ((0, 0.5, 100), (1, 0.05, 8), (2, 0.05, 7), (3, 0.03, 8), (4, 0.05, 8)):
+        ratio[0, pair, 0], samples[0, pair, 0] = behind, count
+    forbidden = worse_than_own(ratio, samples, np.array([0.02]), margin=0.02, least=8)
+    assert np.argwhere(forbidden).tolist() == [[0, 1, 0], [0, 4, 0]]

@@ -127,17 +127,6 @@ def _told(method: LearnedPolicy, *times_us: float) -> None:
         method.observe(method.choose(0), np.array([us]))
 
 
-def test_the_guardrail_by_hand() -> None:
-    """Eight collectives, and more than 2% worse by two standard errors; NCCL's own choice stays whatever it takes."""
-    method = _by_hand([10.0] * 6)
-    knowledge = method._knowledge
-    knowledge.begin(np.ones(1, np.bool_), np.zeros(1, np.float32), 4)
-    # At noise 0.02 two standard errors of 8 collectives are 0.014.
-    for pair, behind, samples in ((0, 0.5, 100), (1, 0.05, 8), (2, 0.05, 7), (3, 0.03, 8), (4, 0.05, 8)):
-        knowledge.record(np.array([[pair, 0, 0]]), np.array([behind], np.float32), samples, 1.0)
-    assert np.argwhere(method._ruled_out(knowledge.view())).tolist() == [[0, 1, 0], [0, 4, 0]]
-
-
 def test_the_guardrail_is_for_all_chunks_of_a_pair() -> None:
     class Curious(Stubborn):
         """Wants the chunk that was measured least."""
