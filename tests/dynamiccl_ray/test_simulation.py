@@ -223,6 +223,19 @@ def _book(keys: list[int]) -> KeyBook:
     return book
 
 
+def test_the_noise_of_a_key_is_that_within_epochs_and_not_what_actions_differ_by() -> None:
+    name = key_of(int(Collective.ALL_REDUCE), 1 << 20, False)
+    book, rng, zero = _book([name]), np.random.default_rng(0), np.zeros(8, np.int64)
+    for epoch in range(100):
+        times = np.exp(3 + epoch % 2 + rng.normal(0, 0.1, 8))
+        samples = Samples(
+            key=np.full(8, name), nbytes=zero + (1 << 20), dseq=np.arange(8), time_us=times, skew=np.zeros(8),
+            pair=zero, channels=zero,
+        )  # fmt: skip
+        book.add(samples, {name: Action(pair=1 + epoch % 2)}, watch=False)
+    assert book.noise[0] == pytest.approx(0.1, rel=0.1)
+
+
 def test_knowledge_is_that_of_the_online_loop_through_a_shift() -> None:
     rng = np.random.default_rng(0)
     names = [key_of(int(Collective.ALL_REDUCE), 1 << k, False) for k in (12, 16, 20)]

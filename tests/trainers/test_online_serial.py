@@ -17,6 +17,7 @@ import pytest
 from small import small_experiment
 
 from actors.rank_runner import RankRunner
+from dynamiccl_ray import policy
 from dynamiccl_ray.errors import ChannelError, ConfigError, RunError
 from dynamiccl_ray.report import write_report
 from dynamiccl_ray.reward import TERMS, total
@@ -59,6 +60,23 @@ def test_the_same_seed_gives_the_same_decisions_and_another_seed_others(tmp_path
     for a, b in zip(runs["a"], runs["b"], strict=True):
         assert np.array_equal(a, b)
     assert any(not np.array_equal(a, c) for a, c in zip(runs["a"], runs["c"], strict=True))
+
+
+def test_while_it_learns_decisions_are_drawn_with_noise_of_their_own(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    decide = policy.decide
+
+    def listening(net: Any, obs: Any, features: Any, noise: Any = None) -> Any:
+        assert noise is not None
+        drawn.append(float(noise.sum()))
+        return decide(net, obs, features, noise)
+
+    monkeypatch.setattr(policy, "decide", listening)
+    run_online(small_experiment(job), tmp_path, serial=True)
+    assert len(drawn) > 8
+    assert len(set(drawn)) > len(drawn) / 2
 
 
 def test_samples_carry_where_they_come_from(tmp_path: Path, job: str) -> None:
