@@ -10,7 +10,11 @@ CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Werror
 PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c decide.c measure.c tuner.c profiler.c)
 READER_SRC := $(addprefix $(NATIVE)/,table.c reader.c bench.c)
 HOST_SRC := $(wildcard plugin_bridge/host/*.c)
-HEADERS := $(wildcard $(NATIVE)/*.h plugin_bridge/host/*.h)
+JOB_SRC := $(wildcard plugin_bridge/job_host/*.c)
+GPU_SRC := $(wildcard plugin_bridge/gpu/*.c)
+FAKE_SRC := $(wildcard plugin_bridge/fake_cuda/*.cc)
+HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h host/*.h job_host/*.h gpu/*.h))
+C_FILES := $(HEADERS) $(NATIVE)/*.c $(HOST_SRC) $(JOB_SRC) $(GPU_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c)
 STRESS_SRC := tests/plugin_bridge/native/stress.c
 
 .PHONY: demo train test test-all acceptance sanitize native lint format venv clean
@@ -30,18 +34,18 @@ test-all: $(VENV)/ready
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $(HEADERS) $(NATIVE)/*.c $(HOST_SRC) $(wildcard tests/plugin_bridge/native/*.c)
+	$(BIN)/clang-format --dry-run --Werror $(C_FILES)
 	files=$$(find dynamiccl_ray plugin_bridge actors trainers -name '*.py' | wc -l); \
 	    $(BIN)/mypy | tee /dev/stderr | grep -q "no issues found in $$files source files"
 
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $(HEADERS) $(NATIVE)/*.c $(HOST_SRC) $(wildcard tests/plugin_bridge/native/*.c)
+	$(BIN)/clang-format -i $(C_FILES)
 
 venv: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(HOST_SRC) $(HEADERS)
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(HOST_SRC) $(JOB_SRC) $(HEADERS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -49,7 +53,7 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SR
 
 # One shared object under both of the names that NCCL looks for.
 native: $(LIB)/libnccl-tuner-dynamiccl.so $(LIB)/libnccl-profiler-dynamiccl.so $(LIB)/libdynamiccl-channel.so \
-	$(LIB)/dynamiccl-nccl-host
+	$(LIB)/dynamiccl-nccl-host $(LIB)/dynamiccl-nccl-job
 
 $(LIB)/libnccl-tuner-dynamiccl.so: $(PLUGIN_SRC) $(HEADERS)
 	mkdir -p $(LIB)
@@ -65,6 +69,10 @@ $(LIB)/libdynamiccl-channel.so: $(READER_SRC) $(HEADERS)
 $(LIB)/dynamiccl-nccl-host: $(HOST_SRC) $(HEADERS)
 	mkdir -p $(LIB)
 	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(HOST_SRC) -ldl -lpthread -lm
+
+$(LIB)/dynamiccl-nccl-job: $(JOB_SRC) $(HEADERS)
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(JOB_SRC) -ldl -lpthread -lm
 
 # The demo as a newcomer runs it, and its promises checked.
 acceptance: $(VENV)/ready
