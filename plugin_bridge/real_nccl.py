@@ -1,7 +1,7 @@
 """NCCL's own host code on machines without a GPU: built once per NCCL tree, on the fake CUDA of ``fake_cuda``.
 
-    build = build_nccl(Path("nccl"))          # a checkout, or a release's tarball
-    NcclJob(program, library=build.library, env=build.env(cluster), env_of=build.env_of(nodes), ...)
+build = build_nccl(Path("nccl"))          # a checkout, or a release's tarball
+NcclJob(program, library=build.library, env=build.env(cluster), env_of=build.env_of(nodes), ...)
 """
 
 from __future__ import annotations

@@ -112,16 +112,17 @@ static CUresult launch(CUfunction function, CUstream stream, void **extra) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                            CUstream stream, void **, void **extra) {
+API CUresult cuLaunchKernel(CUfunction function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                            unsigned, CUstream stream, void **, void **extra) {
     return launch(function, stream, extra);
 }
 
 API CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **, void **extra) {
     for (unsigned i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
-            gpu_event_record(reinterpret_cast<gpu_event *>(config->attrs[i].value.launchCompletionEvent.event),
-                             reinterpret_cast<gpu_stream *>(config->hStream));
+            gpu_event_record(
+                reinterpret_cast<gpu_event *>(config->attrs[i].value.launchCompletionEvent.event),
+                reinterpret_cast<gpu_stream *>(config->hStream));
     return launch(function, config->hStream, extra);
 }
 
@@ -141,7 +142,6 @@ API CUresult cuStreamWaitValue64(CUstream, CUdeviceptr, cuuint64_t, unsigned) {
 API CUresult cuStreamBatchMemOp(CUstream, unsigned, CUstreamBatchMemOpParams *, unsigned) {
     return CUDA_ERROR_NOT_SUPPORTED;
 }
-
 
 // Headers rename some functions to their latest version: what is asked for by name is what was compiled.
 static void *entry_point(const char *name) {
@@ -173,7 +173,8 @@ static void *entry_point(const char *name) {
         {"cuMemRetainAllocationHandle", reinterpret_cast<void *>(cuMemRetainAllocationHandle)},
         {"cuMemSetAccess", reinterpret_cast<void *>(cuMemSetAccess)},
         {"cuMemUnmap", reinterpret_cast<void *>(cuMemUnmap)},
-        {"cuMemGetAllocationPropertiesFromHandle", reinterpret_cast<void *>(cuMemGetAllocationPropertiesFromHandle)},
+        {"cuMemGetAllocationPropertiesFromHandle",
+         reinterpret_cast<void *>(cuMemGetAllocationPropertiesFromHandle)},
         {"cuMemGetHandleForAddressRange", reinterpret_cast<void *>(cuMemGetHandleForAddressRange)},
         {"cuPointerGetAttribute", reinterpret_cast<void *>(cuPointerGetAttribute)},
         {"cuMulticastAddDevice", reinterpret_cast<void *>(cuMulticastAddDevice)},
@@ -202,7 +203,8 @@ static cudaError_t find_entry(const char *name, void **function, cudaDriverEntry
 }
 
 #if CUDART_VERSION >= 12050
-API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned, unsigned long long,
+API cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned,
+                                                 unsigned long long,
                                                  cudaDriverEntryPointQueryResult *result) {
     return find_entry(name, function, result);
 }

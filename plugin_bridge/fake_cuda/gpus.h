@@ -6,7 +6,7 @@
 
 namespace fake {
 
-int compute_capability(); // times ten; GPU_COMPUTE_CAPABILITY, 90
+int compute_capability();       // times ten; GPU_COMPUTE_CAPABILITY, 90
 std::string bus_id(int device); // as topology files name it: 0000:10:00.0 for the first, 0000:20:00.0, ...
 int device_of_bus(const char *bus_id); // -1: none
 

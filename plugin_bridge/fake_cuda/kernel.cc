@@ -1,5 +1,5 @@
-// Reads what NCCL launches, as the beginning of every kernel does (src/device/common.h), with the structures of the very
-// tree that it is built with.
+// Reads what NCCL launches, as the beginning of every kernel does (src/device/common.h), with the structures
+// of the very tree that it is built with.
 #include "comm.h" // NCCL's
 #include "device.h"
 
@@ -50,8 +50,7 @@ struct Reader {
     std::vector<gpu_member> members;
     std::map<uint32_t, int> work_at; // offset -> index into works
 
-    explicit Reader(Launched &l) : launched(l), args(*l.args()), comm(*args.comm) {
-    }
+    explicit Reader(Launched &l) : launched(l), args(*l.args()), comm(*args.comm) {}
 
     const char *work_memory(uint32_t offset) const {
         if (args.workStorageType == ncclDevWorkStorageTypeArgs)
@@ -73,9 +72,11 @@ struct Reader {
             const ncclDevWorkBatch &batch = batches_at[index];
             if (!extends)
                 batches.push_back({static_cast<uint8_t>(channel), static_cast<uint16_t>(members.size()), 0});
-            uint32_t size = static_cast<uint32_t>(ncclDevWorkSize(static_cast<ncclDevWorkType>(batch.workType)));
+            uint32_t size =
+                static_cast<uint32_t>(ncclDevWorkSize(static_cast<ncclDevWorkType>(batch.workType)));
             for (uint64_t left = batch.offsetBitset; left != 0; left &= left - 1)
-                read_work(batch, batch.offsetBase + static_cast<uint32_t>(__builtin_ctzll(left)) * size, channel);
+                read_work(batch, batch.offsetBase + static_cast<uint32_t>(__builtin_ctzll(left)) * size,
+                          channel);
             if (batch.nextJump == 0)
                 return;
             extends = batch.nextExtends;
@@ -146,7 +147,8 @@ struct Reader {
     void collective(const ncclDevWorkColl &work, const Function &function, gpu_work &out) const {
         int channels = static_cast<int>(work.channelHi) - static_cast<int>(work.channelLo) + 1;
         uint64_t count = work.cbd.countLo + work.cbd.countMid * std::max(0, channels - 2) + work.cbd.countHi;
-        uint64_t grains = work.cbd.countMid && channels > 2 ? work.cbd.chunkGrainsMid : work.cbd.chunkGrainsLo;
+        uint64_t grains =
+            work.cbd.countMid && channels > 2 ? work.cbd.chunkGrainsMid : work.cbd.chunkGrainsLo;
         uint64_t chunk = grains * static_cast<uint64_t>(ncclProtoGrainSize(function.proto));
         auto element = static_cast<uint64_t>(function.element_bytes);
         if (evenly_divided(function)) {
@@ -167,7 +169,8 @@ struct Reader {
     float share_of(const ncclDevWorkColl &work, const Function &function, int channel) const {
         if (evenly_divided(function))
             return 1;
-        size_t most = std::max({work.cbd.countLo, work.cbd.countMid, work.cbd.countHi}), here = work.cbd.countMid;
+        size_t most = std::max({work.cbd.countLo, work.cbd.countMid, work.cbd.countHi}),
+               here = work.cbd.countMid;
         if (channel == static_cast<int>(work.channelLo))
             here = work.cbd.countLo;
         else if (channel == static_cast<int>(work.channelHi))
@@ -218,7 +221,8 @@ void parse(void *argument, gpu_kernel *kernel) {
     kernel->completed = reinterpret_cast<gpu_counters *>(reader.comm.workCompleted);
     for (int c = 0; c < MAXCHANNELS; c++)
         if (reader.args.channelMask >> c & 1)
-            kernel->work_counter[c] = &reinterpret_cast<ncclKernelCommAndChannels *>(reader.args.comm)->channels[c].workCounter;
+            kernel->work_counter[c] =
+                &reinterpret_cast<ncclKernelCommAndChannels *>(reader.args.comm)->channels[c].workCounter;
     kernel->works = copied(reader.works);
     kernel->batches = copied(reader.batches);
     kernel->members = copied(reader.members);

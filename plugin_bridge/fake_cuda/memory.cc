@@ -26,9 +26,10 @@ constexpr size_t PUNCH_FROM = 64 << 10;
 // Leaked on purpose, like all state here: NCCL's threads outlive main().
 struct Memory {
     std::mutex lock;
-    std::map<const char *, Range> ranges;              // by base
+    std::map<const char *, Range> ranges;      // by base
     std::map<const void *, size_t> registered; // by cudaHostRegister: not ours to free
-    std::map<CUmemGenericAllocationHandle, std::pair<std::shared_ptr<Backing>, unsigned>> handles; // with references
+    std::map<CUmemGenericAllocationHandle, std::pair<std::shared_ptr<Backing>, unsigned>>
+        handles; // with references
     CUmemGenericAllocationHandle next_handle = 0x1000;
 };
 
@@ -170,8 +171,8 @@ void clear(void *pointer, int value, size_t bytes) {
     Range range;
     if (value == 0 && bytes >= PUNCH_FROM && find(pointer, &range) && range.backing) {
         auto offset = static_cast<size_t>(static_cast<char *>(pointer) - range.base);
-        if (fallocate(range.backing->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                      static_cast<off_t>(bytes)) == 0)
+        if (fallocate(range.backing->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                      static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0)
             return;
     }
     memset(pointer, value, bytes);
@@ -268,7 +269,8 @@ API cudaError_t cudaIpcCloseMemHandle(void *pointer) {
 
 // ---- the driver's virtual memory management ----
 
-API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *, CUmemAllocationGranularity_flags) {
+API CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *,
+                                           CUmemAllocationGranularity_flags) {
     *bytes = GRANULARITY;
     return CUDA_SUCCESS;
 }
@@ -294,7 +296,8 @@ API CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr, unsigned long long) {
+API CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr,
+                                 unsigned long long) {
     size_t align = alignment > GRANULARITY ? alignment : GRANULARITY;
     // One more, so that there is an aligned address inside.
     void *base = mmap(nullptr, bytes + align, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -330,8 +333,8 @@ API CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes) {
     forget(reinterpret_cast<void *>(pointer), bytes);
     std::lock_guard<std::mutex> held(all.lock);
     all.ranges.erase(reinterpret_cast<char *>(pointer));
-    mmap(reinterpret_cast<void *>(pointer), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-         0);
+    mmap(reinterpret_cast<void *>(pointer), bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return CUDA_SUCCESS;
 }
 
@@ -356,7 +359,8 @@ API CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, v
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle) {
+API CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+                                                    CUmemGenericAllocationHandle handle) {
     auto backing = backing_of(handle);
     if (!backing)
         return CUDA_ERROR_INVALID_VALUE;
@@ -403,7 +407,8 @@ API CUresult cuMemGetAddressRange(CUdeviceptr *base, size_t *bytes, CUdeviceptr 
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMemGetHandleForAddressRange(void *, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long) {
+API CUresult cuMemGetHandleForAddressRange(void *, CUdeviceptr, size_t, CUmemRangeHandleType,
+                                           unsigned long long) {
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
@@ -413,7 +418,8 @@ API CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CU
         return CUDA_ERROR_INVALID_VALUE;
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *static_cast<unsigned *>(data) = range.kind == Kind::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
+        *static_cast<unsigned *>(data) =
+            range.kind == Kind::device ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
         *static_cast<int *>(data) = range.device;
@@ -444,7 +450,8 @@ API CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmul
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMulticastGetGranularity(size_t *bytes, const CUmulticastObjectProp *, CUmulticastGranularity_flags) {
+API CUresult cuMulticastGetGranularity(size_t *bytes, const CUmulticastObjectProp *,
+                                       CUmulticastGranularity_flags) {
     *bytes = GRANULARITY;
     return CUDA_SUCCESS;
 }
@@ -453,12 +460,13 @@ API CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle, CUdevice) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMulticastBindMem(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t, size_t,
-                                unsigned long long) {
+API CUresult cuMulticastBindMem(CUmemGenericAllocationHandle, size_t, CUmemGenericAllocationHandle, size_t,
+                                size_t, unsigned long long) {
     return CUDA_SUCCESS;
 }
 
-API CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t, unsigned long long) {
+API CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle, size_t, CUdeviceptr, size_t,
+                                 unsigned long long) {
     return CUDA_SUCCESS;
 }
 

@@ -1,5 +1,6 @@
-// Memory of GPUs that are not there. Device memory and what is shared between processes are memfds, so that CUDA's IPC, its
-// virtual memory management and multicast objects are ordinary mappings. Nothing is ever copied to another process.
+// Memory of GPUs that are not there. Device memory and what is shared between processes are memfds, so that
+// CUDA's IPC, its virtual memory management and multicast objects are ordinary mappings. Nothing is ever
+// copied to another process.
 #ifndef DYNAMICCL_FAKE_CUDA_MEMORY_H
 #define DYNAMICCL_FAKE_CUDA_MEMORY_H
 

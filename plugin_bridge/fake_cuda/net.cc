@@ -1,6 +1,6 @@
-// A network without wires, as a plugin of NCCL's: as many devices as the cluster has, so that NCCL finds the rings and trees
-// that it would find there. Messages have no bytes (fifo.h) and arrive at once; how long they would take is for the times that
-// the virtual GPU plays. Without this plugin NCCL talks over real sockets.
+// A network without wires, as a plugin of NCCL's: as many devices as the cluster has, so that NCCL finds the
+// rings and trees that it would find there. Messages have no bytes (fifo.h) and arrive at once; how long they
+// would take is for the times that the virtual GPU plays. Without this plugin NCCL talks over real sockets.
 #include "nccl_net.h" // NCCL's
 
 #include <cstdio>
@@ -21,7 +21,8 @@ double number(const char *name, double otherwise) {
 int something; // what every connection and every request is
 char names[MAX_NICS][16];
 
-ncclResult_t init(void **context, uint64_t, ncclNetCommConfig_v11_t *, ncclDebugLogger_t, ncclProfilerCallback_t) {
+ncclResult_t init(void **context, uint64_t, ncclNetCommConfig_v11_t *, ncclDebugLogger_t,
+                  ncclProfilerCallback_t) {
     *context = &something;
     return ncclSuccess;
 }

@@ -1,4 +1,5 @@
-// NVML, as far as NCCL asks: the GPUs and that they reach each other. The topology itself comes from NCCL_TOPO_FILE.
+// NVML, as far as NCCL asks: the GPUs and that they reach each other. The topology itself comes from
+// NCCL_TOPO_FILE.
 #include "nvmlwrap.h" // NCCL's own declarations of NVML
 
 #include <cstdio>
@@ -69,7 +70,8 @@ API nvmlReturn_t nvmlDeviceGetCudaComputeCapability(nvmlDevice_t, int *major, in
     return NVML_SUCCESS;
 }
 
-API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t, nvmlDevice_t, nvmlGpuP2PCapsIndex_t, nvmlGpuP2PStatus_t *status) {
+API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t, nvmlDevice_t, nvmlGpuP2PCapsIndex_t,
+                                        nvmlGpuP2PStatus_t *status) {
     *status = NVML_P2P_STATUS_OK;
     return NVML_SUCCESS;
 }

@@ -95,7 +95,9 @@ void delete_host_call(void *argument) {
 // ---- errors and versions ----
 
 API const char *cudaGetErrorString(cudaError_t error) {
-    return error == cudaSuccess ? "no error" : error == cudaErrorNotReady ? "not ready" : "error of the fake CUDA";
+    return error == cudaSuccess         ? "no error"
+           : error == cudaErrorNotReady ? "not ready"
+                                        : "error of the fake CUDA";
 }
 
 API cudaError_t cudaGetLastError() {
@@ -287,7 +289,8 @@ API cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 // ---- copies ----
 
-API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+API cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind,
+                                cudaStream_t stream) {
     auto *copy = new Copy{to, from, bytes, nullptr};
     fake::Range range;
     if (!fake::find(from, &range)) {
@@ -314,8 +317,9 @@ API cudaError_t cudaMemset(void *at, int value, size_t bytes) {
 }
 
 #if CUDART_VERSION >= 13000
-API cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes, size_t count,
-                                     cudaMemcpyAttributes *, size_t *, size_t, cudaStream_t stream) {
+API cudaError_t cudaMemcpyBatchAsync(void *const *to, const void *const *from, const size_t *bytes,
+                                     size_t count, cudaMemcpyAttributes *, size_t *, size_t,
+                                     cudaStream_t stream) {
     for (size_t i = 0; i < count; i++)
         cudaMemcpyAsync(to[i], from[i], bytes[i], cudaMemcpyDefault, stream);
     return cudaSuccess;
@@ -397,16 +401,17 @@ cudaError_t capture_info(cudaStream_t stream, cudaStreamCaptureStatus *status, u
 } // namespace
 
 #if CUDART_VERSION >= 13000
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *id,
-                                         cudaGraph_t *graph, const cudaGraphNode_t **nodes,
-                                         const cudaGraphEdgeData **edges, size_t *count) {
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status,
+                                         unsigned long long *id, cudaGraph_t *graph,
+                                         const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+                                         size_t *count) {
     if (edges)
         *edges = nullptr;
     return capture_info(stream, status, id, graph, nodes, count);
 }
 
-API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t *, const cudaGraphEdgeData *, size_t,
-                                                    unsigned) {
+API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_t *,
+                                                    const cudaGraphEdgeData *, size_t, unsigned) {
     return cudaSuccess;
 }
 
@@ -416,8 +421,8 @@ API cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t *, c
 }
 #else
 API cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, cudaStreamCaptureStatus *status,
-                                            unsigned long long *id, cudaGraph_t *graph, const cudaGraphNode_t **nodes,
-                                            size_t *count) {
+                                            unsigned long long *id, cudaGraph_t *graph,
+                                            const cudaGraphNode_t **nodes, size_t *count) {
     return capture_info(stream, status, id, graph, nodes, count);
 }
 
@@ -425,13 +430,14 @@ API cudaError_t cudaStreamUpdateCaptureDependencies(cudaStream_t, cudaGraphNode_
     return cudaSuccess;
 }
 
-API cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t *, const cudaGraphNode_t *, size_t) {
+API cudaError_t cudaGraphAddDependencies(cudaGraph_t, const cudaGraphNode_t *, const cudaGraphNode_t *,
+                                         size_t) {
     return cudaSuccess;
 }
 #endif
 
-API cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t *node, cudaGraph_t, const cudaGraphNode_t *, size_t,
-                                            cudaEvent_t) {
+API cudaError_t cudaGraphAddEventRecordNode(cudaGraphNode_t *node, cudaGraph_t, const cudaGraphNode_t *,
+                                            size_t, cudaEvent_t) {
     *node = reinterpret_cast<cudaGraphNode_t>(1);
     return cudaSuccess;
 }
@@ -442,8 +448,8 @@ API cudaError_t cudaGraphAddEventWaitNode(cudaGraphNode_t *node, cudaGraph_t, co
     return cudaSuccess;
 }
 
-API cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *argument, cudaHostFn_t destroy, unsigned refs,
-                                     unsigned) {
+API cudaError_t cudaUserObjectCreate(cudaUserObject_t *object, void *argument, cudaHostFn_t destroy,
+                                     unsigned refs, unsigned) {
     *object = reinterpret_cast<cudaUserObject_t>(new UserObject{destroy, argument, refs});
     return cudaSuccess;
 }

@@ -1,9 +1,9 @@
 """What the build needs of NCCL's generated tables: a stub for every kernel, and what each device function is.
 
-``tables.py stubs UNDEFINED`` reads the output of ``nm -u`` and writes assembly: a symbol per kernel, which is never run,
-and behind it a byte that tells device kernels (1) from symmetric ones (2). ``tables.py functions HOST_TABLE`` reads
-NCCL's host_table.cc, whose comments name the function of each id, and writes the rows of
-``functions`` in kernel.cc.
+``tables.py stubs UNDEFINED`` reads the output of ``nm -u`` and writes assembly: a symbol per kernel, which is never
+run, and behind it a byte that tells device kernels (1) from symmetric ones (2). ``tables.py functions HOST_TABLE``
+reads NCCL's host_table.cc, whose comments name the function of each id, and writes the rows of ``functions`` in
+kernel.cc.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ from pathlib import Path
 
 # NCCL's numbers; AllGatherV is how it runs broadcasts of several roots.
 FUNCS = {
-    "Broadcast": 0, "Reduce": 1, "AllGather": 2, "ReduceScatter": 3, "AllReduce": 4, "SendRecv": 5,
+    "Broadcast": 0,
+    "Reduce": 1,
+    "AllGather": 2,
+    "ReduceScatter": 3,
+    "AllReduce": 4,
+    "SendRecv": 5,
     "AllGatherV": 0,
 }
 ALGOS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")

@@ -149,8 +149,8 @@ static struct gpu_op *new_op(enum gpu_op_kind kind, int device) {
 static void push(struct gpu_stream *stream, struct gpu_op *op) {
     if (stream->tail)
         stream->tail->next = op;
-    else
-        stream->head = op;
+    else /* pairs with the acquire in play_stream() */
+        __atomic_store_n(&stream->head, op, __ATOMIC_RELEASE);
     stream->tail = op;
     if (player_sleeps)
         pthread_cond_signal(&news);
@@ -458,7 +458,7 @@ struct gpu_stream *gpu_next_busy(struct gpu_stream *after) {
 void gpu_finish_op(struct gpu_stream *stream) {
     pthread_mutex_lock(&gpu_lock);
     struct gpu_op *op = stream->head;
-    stream->head = op->next;
+    __atomic_store_n(&stream->head, op->next, __ATOMIC_RELEASE);
     if (stream->head == NULL)
         stream->tail = NULL;
     if (op->kind == GPU_OP_STAMP) {

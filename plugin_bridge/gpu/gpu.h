@@ -73,7 +73,7 @@ struct gpu_batch {
 
 /* A kernel, ready to be played. Batches of a channel follow each other in the order of the array. */
 struct gpu_kernel {
-    struct gpu_comm *comm; /* from gpu_comm_find(), given back by the player; NULL: nobody registered it */
+    struct gpu_comm *comm;    /* from gpu_comm_find(), given back by the player; NULL: nobody registered it */
     volatile uint32_t *abort; /* the kernel ends at once when this is not 0; may be NULL */
     struct gpu_counters *started, *completed; /* [GPU_MAX_CHANNELS]; may be NULL */
     uint64_t *work_counter[GPU_MAX_CHANNELS]; /* NCCL's count of work per channel, in its own memory */
@@ -154,8 +154,8 @@ void gpu_comm_register(const void *key, const struct gpu_comm_info *info);
 void gpu_comm_forget(const void *key);
 struct gpu_comm *gpu_comm_find(const void *key); /* NULL: not registered */
 
-/* Of an ncclComm_t: what its kernels carry, and NCCL's hash of it. Defined by whoever stands above: the fake CUDA
- * for NCCL's own communicators, the emulated NCCL for its. */
+/* Of an ncclComm_t: what its kernels carry, and NCCL's hash of it. Defined by whoever stands above: the fake
+ * CUDA for NCCL's own communicators, the emulated NCCL for its. */
 void gpu_comm_identity(const void *nccl_comm, const void **key, uint64_t *id);
 
 /* ---- the log ---- */

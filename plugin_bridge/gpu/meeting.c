@@ -154,7 +154,8 @@ void meeting_offer(struct meeting_comm *comm, int from, int to, bool sender, uin
     store(&transfer->begun[sender], ordinal + 1, release); /* pairs with the acquire in meeting_offered() */
 }
 
-bool meeting_offered(struct meeting_comm *comm, int from, int to, bool sender, uint64_t ordinal, uint64_t *ns) {
+bool meeting_offered(struct meeting_comm *comm, int from, int to, bool sender, uint64_t ordinal,
+                     uint64_t *ns) {
     *ns = 0;
     if (too_many(from, to))
         return true;

@@ -1,11 +1,11 @@
-/* Where the ranks of a job wait for each other, as the kernels of a collective do: shared memory between all of
- * its processes.
+/* Where the ranks of a job wait for each other, as the kernels of a collective do: shared memory between all
+ * of its processes.
  *
- * A collective can end on a rank once every rank has begun it; a send once its receive has begun. Ranks post when
- * they begin, in virtual time, and look for the others; nobody blocks here.
+ * A collective can end on a rank once every rank has begun it; a send once its receive has begun. Ranks post
+ * when they begin, in virtual time, and look for the others; nobody blocks here.
  *
- * The file is made by whoever starts the job: meeting_bytes() zeroes behind a struct meeting_header. It is for
- * the job alone, in a directory of its own: processes trust what they read in it. */
+ * The file is made by whoever starts the job: meeting_bytes() zeroes behind a struct meeting_header. It is
+ * for the job alone, in a directory of its own: processes trust what they read in it. */
 #ifndef DYNAMICCL_GPU_MEETING_H
 #define DYNAMICCL_GPU_MEETING_H
 
@@ -43,14 +43,16 @@ int meeting_open(const char *path);
 struct meeting_comm *meeting_join(uint64_t id, uint32_t expected);
 void meeting_leave(struct meeting_comm *comm);
 
-/* Collective `ordinal` begins here at `ns`. `what` is what every rank must be doing: its low 40 bits count. */
+/* Collective `ordinal` begins here at `ns`. `what` is what every rank must be doing: its low 40 bits count.
+ */
 void meeting_arrive(struct meeting_comm *comm, uint64_t ordinal, uint64_t ns, uint64_t what);
 /* Whether all have begun it, and when the last one did. */
 bool meeting_complete(struct meeting_comm *comm, uint64_t ordinal, uint64_t *latest_ns);
 
 /* Transfer `ordinal` from one rank to another begins at this end of it at `ns`. */
 void meeting_offer(struct meeting_comm *comm, int from, int to, bool sender, uint64_t ordinal, uint64_t ns);
-bool meeting_offered(struct meeting_comm *comm, int from, int to, bool sender, uint64_t ordinal, uint64_t *ns);
+bool meeting_offered(struct meeting_comm *comm, int from, int to, bool sender, uint64_t ordinal,
+                     uint64_t *ns);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* Plays kernels: when each channel of each begins and ends, what NCCL's proxy thread is told of it, and the log. All on one
- * thread, but for the registry of communicators. */
+/* Plays kernels: when each channel of each begins and ends, what NCCL's proxy thread is told of it, and the
+ * log. All on one thread, but for the registry of communicators. */
 #define _GNU_SOURCE
 #include "player.h"
 
@@ -28,8 +28,8 @@ struct gpu_comm {
     unsigned refs;
     struct gpu_comm_info info;
     struct meeting_comm *meeting;
-    uint64_t collectives, transfers;   /* begun so far; the player's */
-    uint64_t *sent, *received; /* [ranks], likewise */
+    uint64_t collectives, transfers; /* begun so far; the player's */
+    uint64_t *sent, *received;       /* [ranks], likewise */
 };
 
 /* Work that is being played. */
@@ -338,8 +338,8 @@ static void log_work(const struct gpu_op *op, const struct play *play, int work_
 }
 
 /* True once the batch has ended. */
-static bool end_batch(const struct gpu_op *op, struct play *play, struct lane *lane, const struct gpu_batch *batch,
-                      int device) {
+static bool end_batch(const struct gpu_op *op, struct play *play, struct lane *lane,
+                      const struct gpu_batch *batch, int device) {
     uint64_t since = lane->ns, takes = 0;
     bool aborted = play->kernel.abort && *play->kernel.abort;
     for (int m = 0; m < batch->count && !aborted; m++) {
@@ -420,7 +420,8 @@ static bool play_stream(struct gpu_stream *stream) {
             happened |= play_kernel(stream, op, &ended);
             break;
         case GPU_OP_COMPUTE:
-            stream->clock_ns = (stream->clock_ns > op->launched_ns ? stream->clock_ns : op->launched_ns) + op->ns;
+            stream->clock_ns =
+                (stream->clock_ns > op->launched_ns ? stream->clock_ns : op->launched_ns) + op->ns;
             break;
         case GPU_OP_WAIT:
             ended = gpu_stamp_done(op->stamp, &ns);

@@ -19,13 +19,13 @@ struct gpu_op {
     uint64_t launched_ns; /* the host's clock then */
     uint32_t phase;
     uint64_t step;
-    uint64_t ns;              /* COMPUTE */
-    struct gpu_stamp *stamp;  /* STAMP, WAIT */
-    gpu_parse_fn parse;       /* KERNEL */
-    gpu_host_fn fn, release;  /* CALL; KERNEL */
-    void *argument;           /* both */
-    struct gpu_graph *graph;  /* that owns the argument; NULL: the operation does */
-    struct play *play;        /* KERNEL, once it has begun */
+    uint64_t ns;             /* COMPUTE */
+    struct gpu_stamp *stamp; /* STAMP, WAIT */
+    gpu_parse_fn parse;      /* KERNEL */
+    gpu_host_fn fn, release; /* CALL; KERNEL */
+    void *argument;          /* both */
+    struct gpu_graph *graph; /* that owns the argument; NULL: the operation does */
+    struct play *play;       /* KERNEL, once it has begun */
 };
 
 struct gpu_event {

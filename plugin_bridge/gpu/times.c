@@ -35,8 +35,7 @@ static const float *table_of(const struct times_row *row) {
 static const char *check(const struct times_header *h, uint64_t bytes) {
     if (memcmp(h->magic, TIMES_MAGIC, sizeof(h->magic)) != 0 || h->version != TIMES_VERSION)
         return "not a file of times of this version";
-    uint64_t fixed =
-        sizeof(*h) + (uint64_t)h->n_rows * sizeof(struct times_row) + h->n_noise * sizeof(float);
+    uint64_t fixed = sizeof(*h) + (uint64_t)h->n_rows * sizeof(struct times_row) + h->n_noise * sizeof(float);
     if (h->file_bytes != bytes || fixed > bytes || h->n_phases == 0)
         return "its size is not what its header says";
     const struct times_row *row = (const void *)(h + 1);
@@ -148,12 +147,14 @@ double times_ns(uint32_t number, uint32_t phase, const struct gpu_work *work, bo
             }
         } else if (work->channels >= 1 && work->channels <= row->channels) {
             size_t pair = (size_t)(3 * work->algo + work->proto);
-            us = at_chunk(table + (pair * row->channels + work->channels - 1) * TIMES_CHUNKS, work->chunk_bytes);
+            us = at_chunk(table + (pair * row->channels + work->channels - 1) * TIMES_CHUNKS,
+                          work->chunk_bytes);
         }
     }
     if (!(us > 0)) {
         fprintf(stderr,
-                "no time for function %d of %llu bytes on communicator %u in phase %u: algorithm %d, protocol %d, "
+                "no time for function %d of %llu bytes on communicator %u in phase %u: algorithm %d, "
+                "protocol %d, "
                 "%d channels (%d asked for), chunk %u%s\n",
                 work->func, (unsigned long long)bytes, number, phase, work->algo, work->proto, work->channels,
                 work->asked, work->chunk_bytes, work->own ? ", NCCL's own choice" : "");

@@ -1,7 +1,7 @@
 /* The file of times: how long each collective takes in each configuration.
  *
- * Written by plugin_bridge/times.py and mapped read-only here; times.py mirrors these structures. Little endian, natural
- * alignment, no implicit padding:
+ * Written by plugin_bridge/times.py and mapped read-only here; times.py mirrors these structures. Little
+ * endian, natural alignment, no implicit padding:
  *
  *   struct times_header
  *   struct times_row rows[n_rows]       sorted by (comm, func, bytes)
@@ -10,12 +10,12 @@
  *
  * A row is one collective of one communicator. Its table is of one of three kinds:
  *
- *   TIMES_USED   float us[n_phases][21][channels][TIMES_CHUNKS]: by pair (3 * algorithm + protocol), by the channels that
- *                NCCL really used, from 1, and by chunk: 1 KiB to 4 MiB by powers of two, straight lines between
- *   TIMES_ASKED  float us[n_phases][22][9]: by what was asked for, as the decision table says it: pair 0 is NCCL's own
- *                choice, else 1 + 3 * algorithm + protocol; then the position of the channel count among 0 (NCCL's own), 1,
- *                2, 4, 8, 12, 16, 24, 32. Behind it sigma of the same shape. Measured machines know no more.
- *   TIMES_SENT   float us[n_phases][2]: of a message between two ranks of one node, and of two nodes
+ *   TIMES_USED   float us[n_phases][21][channels][TIMES_CHUNKS]: by pair (3 * algorithm + protocol), by the
+ * channels that NCCL really used, from 1, and by chunk: 1 KiB to 4 MiB by powers of two, straight lines
+ * between TIMES_ASKED  float us[n_phases][22][9]: by what was asked for, as the decision table says it: pair
+ * 0 is NCCL's own choice, else 1 + 3 * algorithm + protocol; then the position of the channel count among 0
+ * (NCCL's own), 1, 2, 4, 8, 12, 16, 24, 32. Behind it sigma of the same shape. Measured machines know no
+ * more. TIMES_SENT   float us[n_phases][2]: of a message between two ranks of one node, and of two nodes
  *
  * NaN where nothing is known: playing it ends the job with a message. */
 #ifndef DYNAMICCL_GPU_TIMES_H
@@ -70,11 +70,12 @@ int times_open(const char *path);
 /* Without a file every collective takes a time that depends on all of its configuration, by a formula. */
 bool times_are_known(void);
 
-/* How long work takes on communicator `number` in a phase, in virtual ns, before noise; *sigma is that of its log. Ends the
- * process with a message where the file has no time for it. `same_node` is for sends. */
+/* How long work takes on communicator `number` in a phase, in virtual ns, before noise; *sigma is that of its
+ * log. Ends the process with a message where the file has no time for it. `same_node` is for sends. */
 double times_ns(uint32_t number, uint32_t phase, const struct gpu_work *work, bool same_node, double *sigma);
 
-/* Whether the file has a time for a pair (NCCL's numbers) of a collective in every phase; true without a file. */
+/* Whether the file has a time for a pair (NCCL's numbers) of a collective in every phase; true without a
+ * file. */
 bool times_has(uint32_t number, uint32_t func, uint64_t bytes, int algo, int proto);
 
 /* The factor on the time of collective `ordinal` of communicator `id` at `rank`. */

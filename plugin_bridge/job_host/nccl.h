@@ -1,5 +1,6 @@
-/* NCCL's interface, as far as a job uses it, and the virtual GPU's below it: looked up in whichever library the job was given,
- * NCCL's own or the emulated one. Declared here from NCCL's documentation of its interface. */
+/* NCCL's interface, as far as a job uses it, and the virtual GPU's below it: looked up in whichever library
+ * the job was given, NCCL's own or the emulated one. Declared here from NCCL's documentation of its
+ * interface. */
 #ifndef DYNAMICCL_JOB_NCCL_H
 #define DYNAMICCL_JOB_NCCL_H
 
@@ -30,7 +31,8 @@ enum { NCCL_CONFIG_MAGIC = (int)0xcafebeef, NCCL_CONFIG_VERSION = 22700, NCCL_UN
 
 #define NCCL_FUNCTIONS(F)                                                                                    \
     F(nccl_result, ncclGetUniqueId, (struct nccl_unique_id *))                                               \
-    F(nccl_result, ncclCommInitRankConfig, (nccl_comm *, int, struct nccl_unique_id, int, struct nccl_config *)) \
+    F(nccl_result, ncclCommInitRankConfig,                                                                   \
+      (nccl_comm *, int, struct nccl_unique_id, int, struct nccl_config *))                                  \
     F(nccl_result, ncclCommSplit, (nccl_comm, int, int, nccl_comm *, struct nccl_config *))                  \
     F(nccl_result, ncclCommShrink, (nccl_comm, int *, int, nccl_comm *, struct nccl_config *, int))          \
     F(nccl_result, ncclCommFinalize, (nccl_comm))                                                            \

@@ -48,8 +48,8 @@ struct page *page_open(const char *path, uint32_t n_ranks, uint32_t n_comms) {
     struct page *page = map;
     size_t needed = sizeof(*page) + n_ranks * sizeof(struct page_rank) + n_comms * sizeof(struct page_id);
     if (memcmp(page->magic, PAGE_MAGIC, sizeof(page->magic)) != 0 || page->version != PAGE_VERSION ||
-        page->page_bytes != (uint64_t)st.st_size || needed != (size_t)st.st_size || page->n_ranks != n_ranks ||
-        page->n_comms != n_comms) {
+        page->page_bytes != (uint64_t)st.st_size || needed != (size_t)st.st_size ||
+        page->n_ranks != n_ranks || page->n_comms != n_comms) {
         fprintf(stderr, "job page %s: wrong magic, version or size, or of another program\n", path);
         munmap(map, (size_t)st.st_size);
         return NULL;

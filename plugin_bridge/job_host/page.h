@@ -34,13 +34,14 @@ struct page_rank {
     _Atomic uint64_t intent;                    /* begun, or one more while asking to begin */
     _Atomic int32_t pid;
     _Atomic uint32_t state;
-    _Atomic uint64_t host_ns;     /* virtual time at the end of the last step */
+    _Atomic uint64_t host_ns;      /* virtual time at the end of the last step */
     _Atomic uint64_t iteration_ns; /* virtual time that it took */
 };
 
 /* How the ranks of a communicator get its unique id. */
 struct page_id {
-    _Atomic uint64_t turn; /* times that it was published; release, pairs with the acquire in page_await_id() */
+    _Atomic uint64_t
+        turn; /* times that it was published; release, pairs with the acquire in page_await_id() */
     char id[128];
     uint64_t reserved[7];
 };
@@ -50,9 +51,9 @@ struct page {
     uint32_t version;
     uint32_t n_ranks, n_comms;
     uint64_t page_bytes;
-    alignas(CACHE_LINE) _Atomic uint64_t credit;  /* step i may begin once i < credit */
-    alignas(CACHE_LINE) _Atomic uint64_t stop_at; /* steps from here on never begin */
-    alignas(CACHE_LINE) _Atomic uint64_t hold;    /* while not 0 nobody begins anything */
+    alignas(CACHE_LINE) _Atomic uint64_t credit;   /* step i may begin once i < credit */
+    alignas(CACHE_LINE) _Atomic uint64_t stop_at;  /* steps from here on never begin */
+    alignas(CACHE_LINE) _Atomic uint64_t hold;     /* while not 0 nobody begins anything */
     alignas(CACHE_LINE) _Atomic uint64_t abort_by; /* 1 + the rank that failed or died; 0: none */
     alignas(CACHE_LINE) _Atomic uint64_t switches[MAX_SWITCHES]; /* step << 8 | phase, ascending; 0: none */
     struct page_rank ranks[]; /* [n_ranks], then struct page_id [n_comms] */
@@ -89,10 +90,10 @@ int page_await_id(struct place *place, uint32_t comm, uint64_t turn, char *id);
 
 /* Waits until step `index` may begin and sets place->phase for it.
  *
- * A rank announces `intent` = index + 1, then reads `hold` (both seq_cst); Python stores `hold`, then reads every
- * `intent`. Whatever Python's largest `intent` is, no rank begins that step or a later one before `hold` falls, so
- * a stop or a switch that Python writes for that step while it holds is seen by all: the release store that lowers
- * `hold` pairs with the acquire load here. */
+ * A rank announces `intent` = index + 1, then reads `hold` (both seq_cst); Python stores `hold`, then reads
+ * every `intent`. Whatever Python's largest `intent` is, no rank begins that step or a later one before
+ * `hold` falls, so a stop or a switch that Python writes for that step while it holds is seen by all: the
+ * release store that lowers `hold` pairs with the acquire load here. */
 enum admission page_admit(struct place *place, uint64_t index, uint32_t *peer);
 
 /* Records that this rank failed; true where it was the first of the job to say so. */

@@ -15,7 +15,7 @@ _Static_assert(sizeof(struct program_comm) == 136, "mirrored in program.py");
 _Static_assert(sizeof(struct program_header) == 72, "mirrored in program.py");
 
 static const char *check_op(const struct program_header *header, const struct program_op *op) {
-    int peer_limit = op->code == OP_RECORD || op->code == OP_WAIT           ? PROGRAM_EVENTS
+    int peer_limit = op->code == OP_RECORD || op->code == OP_WAIT          ? PROGRAM_EVENTS
                      : op->code == OP_END_CAPTURE || op->code == OP_REPLAY ? PROGRAM_GRAPHS
                                                                            : INT32_MAX;
     if (op->code >= OP_CODES)
@@ -32,10 +32,12 @@ static const char *check_op(const struct program_header *header, const struct pr
 }
 
 static const char *check(const struct program_header *header, uint64_t bytes) {
-    if (memcmp(header->magic, PROGRAM_MAGIC, sizeof(header->magic)) != 0 || header->version != PROGRAM_VERSION)
+    if (memcmp(header->magic, PROGRAM_MAGIC, sizeof(header->magic)) != 0 ||
+        header->version != PROGRAM_VERSION)
         return "not a program of this version";
     uint64_t needed = sizeof(*header) + header->n_comms * sizeof(struct program_comm) +
-                      header->n_ranks * sizeof(struct program_rank) + header->n_ops * sizeof(struct program_op);
+                      header->n_ranks * sizeof(struct program_rank) +
+                      header->n_ops * sizeof(struct program_op);
     if (header->file_bytes != bytes || needed != bytes || header->n_comms == 0 || header->n_ranks == 0 ||
         header->n_ranks > PROGRAM_MAX_RANKS || header->window == 0)
         return "its size is not what its header says, or it has no ranks";

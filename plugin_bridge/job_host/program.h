@@ -1,4 +1,5 @@
-/* The program file: what every rank of a job does. Written by plugin_bridge/program.py, mapped read-only here.
+/* The program file: what every rank of a job does. Written by plugin_bridge/program.py, mapped read-only
+ * here.
  *
  *   struct program_header
  *   struct program_comm comms[n_comms]
@@ -22,17 +23,17 @@ enum {
 };
 
 enum op_code {
-    OP_INIT,        /* comm; peer: rank in it, value: its size */
-    OP_SPLIT,       /* comm, from; peer: color or -1, value: key */
-    OP_SHRINK,      /* comm, from; value: bit per rank that is left out; not called by those */
-    OP_FINALIZE,    /* comm */
-    OP_DESTROY,     /* comm */
-    OP_ABORT,       /* comm */
+    OP_INIT,     /* comm; peer: rank in it, value: its size */
+    OP_SPLIT,    /* comm, from; peer: color or -1, value: key */
+    OP_SHRINK,   /* comm, from; value: bit per rank that is left out; not called by those */
+    OP_FINALIZE, /* comm */
+    OP_DESTROY,  /* comm */
+    OP_ABORT,    /* comm */
     OP_GROUP_START,
     OP_GROUP_END,
     OP_SIMULATE_END, /* ncclGroupSimulateEnd */
-    OP_COLLECTIVE,  /* comm, stream, func, type; peer: root, value: count as the API takes it */
-    OP_SEND,        /* comm, stream, type, peer; value: count */
+    OP_COLLECTIVE,   /* comm, stream, func, type; peer: root, value: count as the API takes it */
+    OP_SEND,         /* comm, stream, type, peer; value: count */
     OP_RECV,
     OP_COMPUTE,     /* stream; value: virtual ns */
     OP_RECORD,      /* stream, peer: event */
@@ -66,7 +67,7 @@ struct program_rank {
 
 struct program_comm {
     char name[PROGRAM_NAME_BYTES]; /* zero-terminated; empty: NCCL gives it none */
-    uint32_t present; /* ranks of it that run here */
+    uint32_t present;              /* ranks of it that run here */
     uint32_t blocking;
     uint8_t nodes[PROGRAM_MAX_RANKS]; /* of each of its ranks */
 };

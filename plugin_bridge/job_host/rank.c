@@ -83,7 +83,8 @@ static struct nccl_config config_of(const struct program_comm *comm) {
 static int settle(const struct rank *rank, const struct comm *comm) {
     nccl_result state = NCCL_IN_PROGRESS;
     while (comm->handle && state == NCCL_IN_PROGRESS) {
-        if (check(rank, "ncclCommGetAsyncError", rank->nccl->ncclCommGetAsyncError(comm->handle, &state)) != 0)
+        if (check(rank, "ncclCommGetAsyncError", rank->nccl->ncclCommGetAsyncError(comm->handle, &state)) !=
+            0)
             return -1;
         if (state == NCCL_IN_PROGRESS) {
             if (page_aborted_by(rank->place.page) != UINT32_MAX)
@@ -199,9 +200,11 @@ static int communicate(struct rank *rank, const struct program_op *op) {
         return complain(rank, "an operation on communicator %u, which it is not in", op->comm);
     nccl->gpu_host_advance((int)rank->program->device, rank->job->program.header->call_ns);
     if (op->code == OP_SEND)
-        result = nccl->ncclSend(rank->buffer, op->value, op->type, op->peer, comm, stream_of(rank, op->stream));
+        result =
+            nccl->ncclSend(rank->buffer, op->value, op->type, op->peer, comm, stream_of(rank, op->stream));
     else if (op->code == OP_RECV)
-        result = nccl->ncclRecv(rank->buffer, op->value, op->type, op->peer, comm, stream_of(rank, op->stream));
+        result =
+            nccl->ncclRecv(rank->buffer, op->value, op->type, op->peer, comm, stream_of(rank, op->stream));
     else
         result = collective(rank, op);
     if (check(rank, "a collective or a transfer", result) != 0)
@@ -225,8 +228,9 @@ static int registration(struct rank *rank, const struct program_op *op) {
     const struct nccl *nccl = rank->nccl;
     struct comm *comm = &rank->comms[op->comm];
     if (op->code == OP_REGISTER)
-        return check(rank, "ncclCommRegister",
-                     nccl->ncclCommRegister(comm->handle, rank->buffer, rank->buffer_bytes, &comm->registered));
+        return check(
+            rank, "ncclCommRegister",
+            nccl->ncclCommRegister(comm->handle, rank->buffer, rank->buffer_bytes, &comm->registered));
     return check(rank, "ncclCommDeregister", nccl->ncclCommDeregister(comm->handle, comm->registered));
 }
 

@@ -14,7 +14,8 @@ struct job {
     const struct nccl *nccl;
     struct program program;
     struct page *page;
-    /* Told of every step where it is there: plugin_bridge's channel library, to report it to the plugin's channels. */
+    /* Told of every step where it is there: plugin_bridge's channel library, to report it to the plugin's
+     * channels. */
     void (*report_step)(uint64_t step, uint64_t iteration_ns, double loss);
 };
 
