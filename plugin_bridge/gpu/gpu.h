@@ -149,6 +149,11 @@ struct gpu_comm_info {
     const uint8_t *nodes; /* of each rank; copied */
 };
 
+/* Says which of the job's communicators the calling thread creates next: the emulated NCCL knows them by
+ * number. NCCL's own does not need it. */
+void gpu_comm_announce(uint32_t number);
+uint32_t gpu_comm_announced(void);
+
 /* Says whose kernels carry `key`, any address: NCCL's is that of the device communicator. */
 void gpu_comm_register(const void *key, const struct gpu_comm_info *info);
 void gpu_comm_forget(const void *key);

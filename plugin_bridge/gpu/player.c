@@ -75,6 +75,16 @@ static void release_comm(struct gpu_comm *comm) {
     free(comm);
 }
 
+static __thread uint32_t announced;
+
+void gpu_comm_announce(uint32_t number) {
+    announced = number;
+}
+
+uint32_t gpu_comm_announced(void) {
+    return announced;
+}
+
 void gpu_comm_register(const void *key, const struct gpu_comm_info *info) {
     struct gpu_comm *comm = calloc(1, sizeof(*comm));
     uint8_t *nodes = calloc((size_t)info->ranks, 1);

@@ -73,6 +73,7 @@ enum { NCCL_CONFIG_MAGIC = (int)0xcafebeef, NCCL_CONFIG_VERSION = 22700, NCCL_UN
     F(struct gpu_graph *, gpu_capture_end, (struct gpu_stream *))                                            \
     F(void, gpu_graph_launch, (struct gpu_graph *, struct gpu_stream *))                                     \
     F(void, gpu_graph_destroy, (struct gpu_graph *))                                                         \
+    F(void, gpu_comm_announce, (uint32_t))                                                                   \
     F(void, gpu_comm_register, (const void *, const struct gpu_comm_info *))                                 \
     F(void, gpu_comm_forget, (const void *))                                                                 \
     F(void, gpu_comm_identity, (const void *, const void **, uint64_t *))

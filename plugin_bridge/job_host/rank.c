@@ -121,6 +121,7 @@ static int init(struct rank *rank, const struct program_op *op) {
     struct nccl_config config = config_of(&rank->job->program.comms[op->comm]);
     struct nccl_unique_id id;
     comm->inits++;
+    rank->nccl->gpu_comm_announce(op->comm);
     if (op->peer == 0) {
         if (check(rank, "ncclGetUniqueId", rank->nccl->ncclGetUniqueId(&id)) != 0)
             return -1;
@@ -136,6 +137,7 @@ static int init(struct rank *rank, const struct program_op *op) {
 static int split(struct rank *rank, const struct program_op *op) {
     struct comm *parent = &rank->comms[op->from], *comm = &rank->comms[op->comm];
     struct nccl_config config = config_of(&rank->job->program.comms[op->comm]);
+    rank->nccl->gpu_comm_announce(op->comm);
     nccl_result result =
         rank->nccl->ncclCommSplit(parent->handle, op->peer, (int)op->value, &comm->handle, &config);
     if (check(rank, "ncclCommSplit", result) != 0 || settle_if_told(rank, op->from) != 0)
@@ -147,6 +149,7 @@ static int shrink(struct rank *rank, const struct program_op *op) {
     struct comm *parent = &rank->comms[op->from], *comm = &rank->comms[op->comm];
     struct nccl_config config = config_of(&rank->job->program.comms[op->comm]);
     int excluded[PROGRAM_MAX_RANKS], n = 0;
+    rank->nccl->gpu_comm_announce(op->comm);
     for (int i = 0; i < PROGRAM_MAX_RANKS; i++)
         if (op->value >> i & 1)
             excluded[n++] = i;
