@@ -7,7 +7,7 @@ CC ?= gcc
 LIB ?= plugin_bridge/lib
 NATIVE := plugin_bridge/native
 CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Werror
-PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c decide.c measure.c tuner.c profiler.c)
+PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c decide.c join.c measure.c tuner.c profiler.c)
 READER_SRC := $(addprefix $(NATIVE)/,table.c reader.c bench.c)
 HOST_SRC := $(wildcard plugin_bridge/host/*.c)
 JOB_SRC := $(wildcard plugin_bridge/job_host/*.c)
@@ -55,9 +55,10 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SR
 native: $(LIB)/libnccl-tuner-dynamiccl.so $(LIB)/libnccl-profiler-dynamiccl.so $(LIB)/libdynamiccl-channel.so \
 	$(LIB)/dynamiccl-nccl-host $(LIB)/dynamiccl-nccl-job
 
+# NCCL closes the plugin with its last communicator; what is recycled for the next must stay (nodelete).
 $(LIB)/libnccl-tuner-dynamiccl.so: $(PLUGIN_SRC) $(HEADERS)
 	mkdir -p $(LIB)
-	$(CC) $(CFLAGS) $(SANITIZE) -fPIC -fvisibility=hidden -shared -o $@ $(PLUGIN_SRC)
+	$(CC) $(CFLAGS) $(SANITIZE) -fPIC -fvisibility=hidden -shared -Wl,-z,nodelete -o $@ $(PLUGIN_SRC)
 
 $(LIB)/libnccl-profiler-dynamiccl.so: $(LIB)/libnccl-tuner-dynamiccl.so
 	ln -sf libnccl-tuner-dynamiccl.so $@

@@ -28,6 +28,7 @@ from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
 from dynamiccl_ray.table import Action, DecisionTable
 from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Prepared, segments
+from plugin_bridge.timers import TimerCheck
 
 log = logging.getLogger("dynamiccl.runner")
 
@@ -50,6 +51,7 @@ class _Rank:
     channel: Channel
     comm: int
     rank: int
+    timers: TimerCheck = field(default_factory=TimerCheck)
     records: list[npt.NDArray[Any]] = field(default_factory=list)
     cost_rows: int = 0
     max_channels: int = 1
@@ -60,6 +62,13 @@ class _Rank:
     reports: int = 0
     steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     faults: int = 0
+
+    def drain(self, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """New records whose timers can be believed."""
+        rejected = self.timers.rejected
+        records = self.timers.take(self.channel.drain(buffer))
+        self.unused += self.timers.rejected - rejected
+        return records
 
     def listen(self) -> None:
         """Keeps what the training script has reported since the last look."""
@@ -316,7 +325,7 @@ class RankRunner(PolicyRunner):
         counts = {name: 0 for name, rank in self._ranks.items() if rank.comm in comms}
         while True:
             for name, rank in self._ranks.items():
-                records = rank.channel.drain(self._buffer)
+                records = rank.drain(self._buffer)
                 if len(records):
                     version = self._version.get(rank.comm, 0)
                     mine = records[

@@ -25,7 +25,7 @@ from dynamiccl_ray.knobs import (
 )
 
 MAGIC: Final = 0x31425443
-ABI: Final = 2
+ABI: Final = 3
 N_BINS: Final = 312
 N_KEYS: Final = N_COLLECTIVES * 2 * N_BINS
 OWN: Final = 255

@@ -31,6 +31,8 @@ RECORD_DTYPE: Final = np.dtype(
         ("exec_ns", "u8"),
         ("start_ns", "u8"),
         ("version", "u4"),
+        ("plan", "u4"),
+        ("reserved", "u4"),
         ("key", "u2"),
         ("flags", "u1"),
         ("timing", "u1"),
@@ -38,12 +40,10 @@ RECORD_DTYPE: Final = np.dtype(
         ("algo", "u1"),
         ("proto", "u1"),
         ("channels", "u1"),
-        ("warps", "u1"),
         ("asked_algo", "u1"),
         ("asked_proto", "u1"),
         ("asked_channels", "u1"),
-        ("asked_chunk", "u4"),
-        ("seq", "u4"),
+        ("asked_chunk_log2", "u1"),
         ("ticket", "u8"),
     ]
 )
@@ -51,6 +51,10 @@ COST_ROW_DTYPE: Final = np.dtype([("key", "<u4"), ("cost_us", "<f4", (N_ALGORITH
 DECIDED: Final = 1
 APPLIED: Final = 2
 AGGREGATE: Final = 4
+SURE: Final = 8
+"""Flags of a record; see ``enum dcc_record_flags``."""
+GPU_TIMING: Final = 1
+"""``timing`` of a record from GPU timers; see ``enum dcc_timing``."""
 
 ABORT: Final = 2**64 - 1
 NO_HOLD: Final = 2**64 - 1
@@ -107,6 +111,7 @@ _STATUS_FIELDS: Final = (
     "dropped_incomplete",
     "dropped_timer",
     "undecided",
+    "merged",
     "backlog",
 )
 
@@ -214,6 +219,8 @@ class Status:
     records: int
     dropped: dict[str, int]
     undecided: int
+    merged: int
+    """Operations that share the record of the first one of their aggregate."""
     backlog: int
 
     @property
@@ -329,6 +336,7 @@ class Channel:
             records=raw.records,
             dropped={reason: getattr(raw, f"dropped_{reason}") for reason in ("full", "busy", "incomplete", "timer")},
             undecided=raw.undecided,
+            merged=raw.merged,
             backlog=raw.backlog,
         )
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define DCC_MAGIC 0x4c43434d414e5944ull /* "DYNAMCCL" */
-#define DCC_ABI 2u
+#define DCC_ABI 3u
 #define DCC_TABLE_MAGIC 0x31425443u /* "CTB1" */
 
 #define DCC_RING_RECORDS 16384u /* power of two; 16 s of records at 1000 collectives/s */
@@ -54,26 +54,28 @@ enum dcc_timing { DCC_TIMING_GPU = 1, DCC_TIMING_KERNEL_HOST = 2, DCC_TIMING_PRO
 enum dcc_record_flags {
     DCC_RECORD_DECIDED = 1,   /* joined with a getCollInfo call: dseq, key and version are valid */
     DCC_RECORD_APPLIED = 2,   /* the table's entry was written into NCCL's cost table */
-    DCC_RECORD_AGGREGATE = 4, /* one of several operations that share a decision: its time is a part */
+    DCC_RECORD_AGGREGATE = 4, /* several operations that share a decision: their time from first to last */
+    DCC_RECORD_SURE = 8,      /* its timers were read before NCCL could have written others over them */
 };
 
-/* One collective: what was decided, what NCCL really used, what it cost. */
+/* What one decision cost: a collective, or the collectives that NCCL decided on together. */
 struct dcc_record {
     uint64_t dseq;       /* decision sequence, from 1; 0 without DCC_RECORD_DECIDED */
-    uint64_t bytes;      /* of this operation, as NCCL counts them for the tuner */
+    uint64_t bytes;      /* as NCCL counts them for the tuner, of all that share the decision */
     uint64_t exec_ns;    /* execution time, last channel's stop minus first channel's start */
     uint64_t start_ns;   /* first channel's start on the clock that `timing` names */
     uint32_t version;    /* of the table in force at dseq; 0 for none */
+    uint32_t plan;       /* kernels that NCCL had launched on the communicator before its own, modulo 2^32 */
+    uint32_t reserved;   /* 0 */
     uint16_t key;        /* index of the decision's key */
     uint8_t flags;       /* enum dcc_record_flags */
     uint8_t timing;      /* enum dcc_timing */
     uint8_t func;        /* ncclFunc_t */
     uint8_t algo, proto; /* what NCCL says it used; 255 if it names none that we know */
-    uint8_t channels, warps;
+    uint8_t channels;    /* of an aggregate, the most of any of its operations; 0 where NCCL does not say */
     uint8_t asked_algo, asked_proto, asked_channels; /* the entry; 255, 255, 0 for NCCL's own */
-    uint32_t asked_chunk;                            /* bytes; 0 for NCCL's own */
-    uint32_t seq;            /* NCCL's own sequence number of the operation, low 32 bits */
-    _Atomic uint64_t ticket; /* ring position + 1; published last */
+    uint8_t asked_chunk_log2;                        /* 0 for NCCL's own */
+    _Atomic uint64_t ticket;                         /* ring position + 1; published last */
 };
 _Static_assert(sizeof(struct dcc_record) == 64, "records are one cache line");
 
@@ -136,12 +138,14 @@ struct dcc_plugin_words {
     _Atomic uint64_t hold_waits, hold_wait_ns;    /* calls that waited at a hold, and for how long in all */
     _Atomic uint64_t overhead_ns, overhead_calls; /* getCollInfo, every DCC_FINGERPRINT_CALLSth call timed */
     _Atomic uint64_t heartbeat_ns;                /* CLOCK_MONOTONIC of the last such call */
-    /* Collectives that were begun but have no record in the ring; `head` counts those that have. */
+    /* Collectives that were begun but have no record of their own in the ring; `head` counts those that have.
+     */
     _Alignas(64) _Atomic uint64_t dropped_full; /* because the ring was full */
     _Atomic uint64_t dropped_busy;              /* ... because all measuring slots were in use */
     _Atomic uint64_t dropped_incomplete;        /* ... because a channel never reported */
     _Atomic uint64_t dropped_timer;             /* ... because a timer was missing or ran backwards */
     _Atomic uint64_t undecided;                 /* measured, but no getCollInfo call matches (graph replay) */
+    _Atomic uint64_t merged; /* began, but share the record of the first operation of their aggregate */
     struct dcc_fingerprint fingerprints[DCC_FINGERPRINT_WINDOWS];
     _Atomic uint32_t cost_rows_used; /* rows below this are whole and never change */
     struct dcc_cost_row cost_rows[DCC_COST_ROWS];

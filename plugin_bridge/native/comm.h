@@ -19,7 +19,7 @@
 #include "channel.h"
 #include "nccl_abi.h"
 
-#define COMM_SLOTS 1024    /* collectives being measured at once */
+#define COMM_SLOTS 1024    /* decisions being measured at once */
 #define COMM_DECISIONS 512 /* getCollInfo calls waiting for their profiler event */
 #define COMM_CHANNELS 64   /* the most that any NCCL release uses for one communicator */
 
@@ -30,20 +30,24 @@ enum children {
     CHILDREN_PROXY,  /* v1, v2: ProxyOp only, number unknown */
 };
 
-/* One collective being measured; see measure.c for `refs` and for what a handle is. Written by the thread
- * that starts the collective before it publishes `refs`, and by nobody else unless atomic. */
+/* One decision being measured; see measure.c for `refs` and for what a handle is. Written by the thread that
+ * starts the collective before it publishes `refs`, and by nobody else unless atomic. */
 struct slot {
     _Alignas(128) struct comm *comm; /* never changes */
     _Atomic uint32_t refs;
     _Atomic uint32_t generation; /* times that this slot was used before */
-    uint32_t laps;               /* times that it was found still in use */
     _Atomic uint32_t bad_timer;
+    uint32_t call;                      /* its first operation's number among the communicator's calls */
     _Atomic uintptr_t owner;            /* the thread whose channels report without locking; 0: none yet */
     _Atomic uint64_t start_ns, stop_ns; /* writer: that thread */
     _Atomic uint64_t other_start_ns, other_stop_ns; /* every other thread, by compare-and-swap */
     struct dcc_record record;
+    /* Operations of this decision that run on a channel and whose stop is to come. */
+    _Alignas(64) _Atomic uint8_t running[COMM_CHANNELS];
+    uint32_t start;      /* its first operation's number among those that have started */
+    uint32_t group_size; /* calls of its group, which NCCL launches in an order of its own */
 };
-_Static_assert(sizeof(struct slot) == 128, "two cache lines");
+_Static_assert(sizeof(struct slot) == 256, "four cache lines");
 
 struct comm {
     /* getCollInfo and getChunkSize. */
@@ -56,21 +60,32 @@ struct comm {
     bool user_env;
     bool several_nodes;
     uint8_t chunk_funcs; /* bit per collective whose row of `chunk` is not all 0 */
-    /* Bytes that the latest decision of a collective asked for with that pair; 0: NCCL's own. */
-    uint32_t chunk[DCC_FUNCS][DCC_ALGOS][DCC_PROTOS];
+    /* Log2 of the bytes that the latest decision of a collective asked for with that pair; 0: NCCL's own. */
+    uint8_t chunk[DCC_FUNCS][DCC_ALGOS][DCC_PROTOS];
     uint32_t cost_shown[DCC_KEYS / 32 + 1]; /* bit per key whose cost row is published */
 
     /* Decisions on their way to their profiler event: a ring with getCollInfo at one end and whoever holds
-     * `starting` at the other. */
+     * `starting` at the other. Their `plan` holds the group in which they were made. */
     _Alignas(64) _Atomic uint64_t decided;
     _Alignas(64) _Atomic uint64_t claimed; /* all below are claimed or given up */
     struct dcc_record decisions[COMM_DECISIONS];
 
+    /* What the user called, from profiler v5 on; writer: the thread that calls. */
+    _Alignas(64) _Atomic uint32_t calls; /* collectives, sends and receives */
+    _Atomic uint32_t group;              /* the latest group of calls; 0: none yet */
+    _Atomic uint32_t group_first;        /* its first call */
+    _Atomic uint32_t largest_group;      /* calls of the largest group so far */
+    _Atomic uint32_t plans;              /* kernels launched */
+    _Atomic uint32_t starts;             /* operations that have started; writer: under `starting` */
+    _Atomic uint32_t replays;            /* 1: graphs are replayed, whose operations nobody calls */
+    uint32_t newest_group;               /* of those that have started; under `starting` */
+
     /* Starting a collective: one thread at a time. */
-    _Alignas(64) _Atomic uint32_t starting; /* 1: held */
-    uint64_t looked;                        /* decisions below this have an entry in bytes_left */
-    uint64_t bytes_left[COMM_DECISIONS];    /* of the aggregate that the decision is for; 0: claimed */
-    uint64_t next_slot;                     /* outlives the communicator, like the slots */
+    _Alignas(64) _Atomic uint32_t starting;   /* 1: held */
+    uint64_t looked;                          /* decisions below this have an entry in the two arrays */
+    uint64_t bytes_left[COMM_DECISIONS];      /* of the aggregate that the decision is for; 0: claimed */
+    struct slot *measured_in[COMM_DECISIONS]; /* the slot of an aggregate that has begun */
+    uint64_t next_slot;                       /* outlives the communicator, like the slots */
 
     /* Collectives with an unknown number of channels. */
     _Alignas(64) _Atomic uint32_t open_ended; /* how many wait for the end of their channels */
@@ -92,10 +107,11 @@ struct comm {
 /* What a profiler version says of a starting collective. */
 struct coll_event {
     uint64_t comm_id; /* 0: told at init */
-    uint64_t seq;
     uint64_t count, element_bytes;
+    const void *api;   /* handle of its CollApi event, from v5 on; NULL before */
+    const void *group; /* handle of its Group event */
     int rank;
-    uint8_t func, algo, proto, channels, warps; /* 255: unknown; channels 0: unknown */
+    uint8_t func, algo, proto, channels; /* 255: unknown; channels 0: unknown */
 };
 
 /* Returned for every event that is not measured; accepts every later call. */
@@ -115,6 +131,11 @@ void comm_detach_tuner(struct comm *comm);
 int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cost, int algos, int protos,
                 int registered, int *channels);
 void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *chunk);
+
+/* Events that only tell where a collective belongs. Their handles are numbers: nothing is kept for them. */
+void *comm_group_api_start(void);
+void *comm_api_start(struct comm *comm, const void *group_api_handle); /* CollApi, P2pApi */
+void *comm_group_start(struct comm *comm);
 
 void *comm_coll_start(struct comm *comm, const struct coll_event *event);
 void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns);

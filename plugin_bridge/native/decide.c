@@ -153,8 +153,8 @@ static inline bool apply(const struct comm *comm, const struct dcc_entry *entry,
 static inline void remember_chunk(struct comm *comm, unsigned func, const struct dcc_record *made) {
     if ((made->flags & DCC_RECORD_APPLIED) && made->asked_algo < DCC_ALGOS &&
         made->asked_proto < DCC_PROTOS) {
-        comm->chunk[func][made->asked_algo][made->asked_proto] = made->asked_chunk;
-        comm->chunk_funcs |= (uint8_t)(made->asked_chunk ? 1u << func : 0);
+        comm->chunk[func][made->asked_algo][made->asked_proto] = made->asked_chunk_log2;
+        comm->chunk_funcs |= (uint8_t)(made->asked_chunk_log2 ? 1u << func : 0);
     } else if (comm->chunk_funcs >> func & 1) {
         memset(comm->chunk[func], 0, sizeof comm->chunk[func]);
         comm->chunk_funcs &= (uint8_t)~(1u << func);
@@ -200,7 +200,9 @@ static inline __attribute__((always_inline)) void decide(struct comm *comm, int 
     made->func = (uint8_t)func;
     made->asked_algo = made->asked_proto = 255;
     made->asked_channels = 0;
-    made->asked_chunk = 0;
+    made->asked_chunk_log2 = 0;
+    made->reserved = 0;
+    made->plan = load(&comm->group, relaxed); /* until it is joined with its profiler event */
 
     enum dcc_cause cause = comm->no_table_cause;
     const struct dcc_table *table = comm->table;
@@ -214,8 +216,7 @@ static inline __attribute__((always_inline)) void decide(struct comm *comm, int 
             made->asked_algo = entry.algo;
             made->asked_proto = entry.proto;
             made->asked_channels = entry.channels;
-            made->asked_chunk =
-                entry.chunk_log2 && entry.chunk_log2 <= DCC_MAX_CHUNK_LOG2 ? 1u << entry.chunk_log2 : 0;
+            made->asked_chunk_log2 = entry.chunk_log2 <= DCC_MAX_CHUNK_LOG2 ? entry.chunk_log2 : 0;
             cause = DCC_USER_ENV;
             if (likely(!comm->user_env)) {
                 cause = table->apply ? DCC_MASKED : DCC_SHADOW;
@@ -270,7 +271,8 @@ void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *c
         return;
     /* Nothing here says which collective is being scheduled; a group decides all of its collectives before it
      * schedules any. The latest decision for this pair is the same one on every rank. */
-    size_t asked = comm->chunk[func][algo][proto];
-    if (asked)
-        *chunk = asked < grain[proto] ? grain[proto] : asked - asked % grain[proto];
+    if (!comm->chunk[func][algo][proto])
+        return;
+    size_t asked = (size_t)1 << comm->chunk[func][algo][proto];
+    *chunk = asked < grain[proto] ? grain[proto] : asked - asked % grain[proto];
 }

@@ -1,35 +1,45 @@
-/* From profiler events to records: one slot per collective, counted references, nobody waits.
+/* From profiler events to records: one slot per decision, counted references, nobody waits.
  *
  * `refs` of a slot is 0 when it is free, BUSY while one thread fills or empties it, and otherwise counts what
- * is still to come: COLL for the collective's own stop, one per channel that has yet to stop, and MORE where
- * the number of channels is unknown. Whoever takes the last of them away moves the slot to BUSY, writes the
- * record and frees it. What comes too late, or for a share that is gone already, changes nothing.
+ * is still to come: one COLL for the stop of each of its operations, one per channel of each that has yet to
+ * stop, MORE where the number of channels is unknown, and JOIN while an aggregate waits for operations.
+ * Whoever takes the last of them away moves the slot to BUSY, writes the record and frees it. What comes too
+ * late, or for a share that is gone already, changes nothing.
  *
- * A handle is the slot's address, with 1 + channel in the low bits for a channel and the slot's generation in
- * the 16 bits that no user-space address uses. */
+ * A handle of a collective is the slot's address, with 1 + channel in the low bits for a channel and the
+ * slot's generation in the 16 bits that no user-space address uses. Handles of groups and calls are numbers
+ * behind a tag. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <string.h>
 
 #include "comm.h"
+#include "join.h"
 #include "ring.h"
 #include "table.h"
 
 #define REFS_CHILDREN 0xffffu
 #define REFS_COLL (1u << 16)
-#define REFS_MORE (1u << 17)
-#define REFS_TO_COME (REFS_CHILDREN | REFS_COLL | REFS_MORE)
-#define REFS_COUNTED (1u << 18) /* the channels were counted in from the beginning */
+#define REFS_COLLS (0xffu << 16)
+#define REFS_MORE (1u << 24)
+#define REFS_JOIN (1u << 25)
+#define REFS_TO_COME (REFS_CHILDREN | REFS_COLLS | REFS_MORE | REFS_JOIN)
+#define REFS_COUNTED (1u << 26) /* the channels were counted in from the beginning */
 #define REFS_BUSY (1u << 30)
 
-#define LAPS_UNTIL_LOST 4
 #define LONGEST_NS (3600ull * 1000000000ull)
 /* A collective without a channel count is complete once one this many places later has begun on the GPU: a
  * communicator runs its collectives in order, and the proxy thread reports them almost in order. */
 #define RETIRE_DISTANCE 4
+/* One that still waits for a channel then never hears of it: NCCL passes over a start when the kernel has run
+ * between its two looks (proxy.cc), and what was never started is never stopped either. */
+#define LOST_DISTANCE 512
 #define START_SPINS 200
-#define DECISIONS_KEPT (COMM_DECISIONS / 2) /* a group decides all of its operations first */
-#define DECISIONS_LIKELY 32
+/* NCCL keeps this many timestamps per channel (src/include/device.h) and writes over the oldest. */
+#define TIMESTAMPS_KEPT 64
+/* Operations of one kernel that NCCL may have launched and not yet told of, where it does not report calls.
+ */
+#define UNTOLD 16
 
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
@@ -43,7 +53,26 @@ char comm_ignored_event[1];
 #define HANDLE_GENERATION 48
 #define HANDLE_CHANNEL ((uintptr_t)_Alignof(struct slot) - 1)
 _Static_assert(sizeof(uintptr_t) == 8, "the generation lives above bit 47");
-_Static_assert(COMM_CHANNELS < _Alignof(struct slot), "1 + channel fits below the alignment");
+/* Above 1 + any channel, so that no slot's handle looks like one of these. */
+enum tag { TAG_API = 0x7d, TAG_GROUP_API = 0x7e, TAG_GROUP = 0x7f };
+#define TAG_BITS 7
+_Static_assert(_Alignof(struct slot) == 1 << TAG_BITS && COMM_CHANNELS < TAG_API,
+               "tags fit below the alignment");
+/* Of a call: its group above its number. Groups are compared modulo 2^24. */
+#define GROUP_BITS 24
+#define CALL_BITS 32
+
+static inline void *number_handle(enum tag tag, uint64_t number) {
+    return (void *)(uintptr_t)(number << TAG_BITS | tag);
+}
+
+static inline bool has_tag(const void *handle, enum tag tag) {
+    return ((uintptr_t)handle & HANDLE_CHANNEL) == tag;
+}
+
+static inline uint64_t number_of(const void *handle) {
+    return (uintptr_t)handle >> TAG_BITS;
+}
 
 static inline void *handle_of(struct slot *slot) {
     return (void *)((uintptr_t)slot | (uintptr_t)load(&slot->generation, relaxed) << HANDLE_GENERATION);
@@ -53,9 +82,13 @@ static inline bool is_child(const void *handle) {
     return (uintptr_t)handle & HANDLE_CHANNEL;
 }
 
+static inline unsigned channel_of(const void *handle) {
+    return (unsigned)((uintptr_t)handle & HANDLE_CHANNEL) - 1;
+}
+
 /* NULL for every event that is not, or no longer, being measured. */
 static inline struct slot *slot_of(const void *handle) {
-    if (unlikely(!handle || handle == comm_ignored_event))
+    if (unlikely(!handle || handle == comm_ignored_event || ((uintptr_t)handle & HANDLE_CHANNEL) >= TAG_API))
         return NULL;
     uintptr_t address = (uintptr_t)handle & (((uintptr_t)1 << HANDLE_GENERATION) - 1) & ~HANDLE_CHANNEL;
     struct slot *slot = (struct slot *)address;
@@ -65,6 +98,48 @@ static inline struct slot *slot_of(const void *handle) {
 
 static inline uint64_t sequence_of(const struct slot *slot) {
     return (uint64_t)load(&slot->generation, relaxed) * COMM_SLOTS + (uint64_t)(slot - slot->comm->slots);
+}
+
+/* ---- calls, groups and kernels ---- */
+
+void *comm_group_api_start(void) {
+    static _Atomic uint32_t groups; /* of the process: one group may hold calls of several communicators */
+    uint32_t group;
+    do
+        group = (atomic_fetch_add_explicit(&groups, 1, memory_order_relaxed) + 1) & ((1u << GROUP_BITS) - 1);
+    while (group == 0);
+    return number_handle(TAG_GROUP_API, group);
+}
+
+/* A communicator is called by one thread at a time. */
+void *comm_api_start(struct comm *comm, const void *group_api_handle) {
+    uint32_t group = has_tag(group_api_handle, TAG_GROUP_API) ? (uint32_t)number_of(group_api_handle) : 0;
+    uint32_t call = load(&comm->calls, relaxed) + 1;
+    if (group != load(&comm->group, relaxed)) {
+        store(&comm->group, group, relaxed);
+        store(&comm->group_first, call, relaxed);
+    }
+    uint32_t size = call - load(&comm->group_first, relaxed) + 1;
+    if (size > load(&comm->largest_group, relaxed))
+        store(&comm->largest_group, size, relaxed);
+    store(&comm->calls, call, relaxed);
+    return number_handle(TAG_API, (uint64_t)group << CALL_BITS | call);
+}
+
+void *comm_group_start(struct comm *comm) {
+    return number_handle(TAG_GROUP, atomic_fetch_add_explicit(&comm->plans, 1, memory_order_relaxed));
+}
+
+/* Whether no operation that could have run since can have written over the timestamps of a slot's first one.
+ */
+static inline bool timers_are_sure(const struct slot *slot) {
+    const struct comm *comm = slot->comm;
+    if (comm->children != CHILDREN_GPU)
+        return true;
+    uint32_t called = load(&comm->calls, relaxed) - slot->call + slot->group_size;
+    if (likely(!load(&comm->replays, relaxed)))
+        return called < TIMESTAMPS_KEPT;
+    return called < TIMESTAMPS_KEPT / 2 && load(&comm->starts, relaxed) - slot->start < TIMESTAMPS_KEPT / 2;
 }
 
 /* ---- the end of a collective ---- */
@@ -91,16 +166,18 @@ static void emit(struct slot *slot) {
     }
     slot->record.start_ns = start;
     slot->record.exec_ns = stop - start;
+    if (likely(timers_are_sure(slot)))
+        slot->record.flags |= DCC_RECORD_SURE;
     if (unlikely(!dcc_ring_push(seg, &slot->record)))
         bump(&seg->plugin.dropped_full);
     else if (unlikely(!(slot->record.flags & DCC_RECORD_DECIDED)))
         bump(&seg->plugin.undecided);
 }
 
-/* Takes `share` (COLL, MORE, or 1 for a channel) off the count, if it is still there, and writes the record
- * if nothing is left to come. */
+/* Takes `share` (COLL, MORE, JOIN, or 1 for a channel) off the count, if it is still there, and writes the
+ * record if nothing is left to come. */
 static inline void take_off(struct slot *slot, uint32_t share) {
-    uint32_t all = share == 1 ? REFS_CHILDREN : share;
+    uint32_t all = share == 1 ? REFS_CHILDREN : share == REFS_COLL ? REFS_COLLS : share;
     uint32_t refs = load(&slot->refs, relaxed), left;
     do {
         if (unlikely(!(refs & all)))
@@ -149,6 +226,15 @@ static bool give_up(struct comm *comm, struct slot *slot, uint32_t refs) {
     return true;
 }
 
+static inline void give_up_lost(struct comm *comm, uint64_t sequence) {
+    if (unlikely(sequence < LOST_DISTANCE))
+        return;
+    struct slot *slot = &comm->slots[(sequence - LOST_DISTANCE) % COMM_SLOTS];
+    uint32_t refs = load(&slot->refs, relaxed);
+    if (unlikely(refs && sequence_of(slot) == sequence - LOST_DISTANCE))
+        give_up(comm, slot, refs);
+}
+
 void comm_end_measuring(struct comm *comm) {
     if (!comm->seg)
         return;
@@ -165,20 +251,15 @@ void comm_end_measuring(struct comm *comm) {
 
 /* ---- the beginning of a collective ---- */
 
-/* Under `starting`. NULL if the slot is still in use. */
+/* Under `starting`. NULL if the slot is still in use: the host is so many collectives ahead of the GPU. */
 static struct slot *allocate(struct comm *comm) {
     uint64_t sequence = comm->next_slot++;
     struct slot *slot = &comm->slots[sequence % COMM_SLOTS];
     /* Pairs with the release in take_off(): the record has been written. */
-    uint32_t refs = load(&slot->refs, acquire);
-    if (unlikely(refs)) {
+    if (unlikely(load(&slot->refs, acquire))) {
         bump(&comm->seg->plugin.dropped_busy);
-        /* Thousands of collectives later a channel still has not reported: it never will. */
-        if (++slot->laps >= LAPS_UNTIL_LOST)
-            give_up(comm, slot, refs);
         return NULL;
     }
-    slot->laps = 0;
     store(&slot->generation, (uint32_t)(sequence / COMM_SLOTS), relaxed);
     store(&slot->bad_timer, 0, relaxed);
     store(&slot->owner, 0, relaxed);
@@ -186,56 +267,9 @@ static struct slot *allocate(struct comm *comm) {
     store(&slot->stop_ns, 0, relaxed);
     store(&slot->other_start_ns, UINT64_MAX, relaxed);
     store(&slot->other_stop_ns, 0, relaxed);
+    /* All 0 already, unless the last decision here was given up. */
+    memset((void *)slot->running, 0, sizeof slot->running);
     return slot;
-}
-
-/* Under `starting`. Finds the decision that this operation was part of: NCCL decides once per aggregate and
- * launches in an order of its own, and some decisions are never launched (ncclGroupSimulateEnd) or long after
- * (graphs). So the newest one that fits best: the whole message rather than a part of an aggregate, and what
- * was asked for is what NCCL used. */
-static const struct dcc_record *claim(struct comm *comm, const struct coll_event *event, uint64_t bytes) {
-    /* Pairs with the release in decide(): the decisions below are whole. */
-    uint64_t decided = load(&comm->decided, acquire);
-    uint64_t claimed = load(&comm->claimed, relaxed);
-    for (; comm->looked < decided; comm->looked++)
-        comm->bytes_left[comm->looked % COMM_DECISIONS] =
-            comm->decisions[comm->looked % COMM_DECISIONS].bytes;
-    int best_fit = -1;
-    uint64_t best = 0;
-    for (uint64_t i = decided; i-- > claimed && best_fit < 3;) {
-        uint64_t left = comm->bytes_left[i % COMM_DECISIONS];
-        if (left < bytes || left == 0)
-            continue;
-        const struct dcc_record *d = &comm->decisions[i % COMM_DECISIONS];
-        if (d->func != event->func)
-            continue;
-        bool as_asked = !(d->flags & DCC_RECORD_APPLIED) || d->asked_algo == 255 ||
-                        (d->asked_algo == event->algo && d->asked_proto == event->proto);
-        int fit = 2 * (left == bytes) + as_asked;
-        if (fit > best_fit) {
-            best_fit = fit;
-            best = i;
-        }
-    }
-    if (best_fit >= 0)
-        comm->bytes_left[best % COMM_DECISIONS] -= bytes;
-    /* Release in finish_claim() gives the cells back, so not before the caller has read the decision. */
-    return best_fit >= 0 ? &comm->decisions[best % COMM_DECISIONS] : NULL;
-}
-
-/* Gives cells back to getCollInfo. What is never launched must neither fill the ring nor make every search
- * long: it goes little by little whenever an operation finds no decision, as in the replay of a graph. */
-static void finish_claim(struct comm *comm, bool found) {
-    uint64_t claimed = load(&comm->claimed, relaxed), before = claimed;
-    while (claimed < comm->looked && comm->bytes_left[claimed % COMM_DECISIONS] == 0)
-        claimed++;
-    uint64_t waiting = comm->looked - claimed;
-    if (unlikely(waiting > DECISIONS_KEPT))
-        claimed += waiting - DECISIONS_KEPT;
-    else if (unlikely(!found && waiting > DECISIONS_LIKELY))
-        claimed++;
-    if (claimed != before)
-        store(&comm->claimed, claimed, release); /* pairs with the acquire in decide() */
 }
 
 static inline bool hold_start(struct comm *comm) {
@@ -243,6 +277,106 @@ static inline bool hold_start(struct comm *comm) {
         if (likely(!atomic_exchange_explicit(&comm->starting, 1, memory_order_acquire)))
             return true;
     return false;
+}
+
+/* What an operation adds to the count. */
+static uint32_t shares_of(const struct comm *comm, const struct coll_event *event) {
+    bool counted = comm->children == CHILDREN_GPU && event->channels;
+    return REFS_COLL | (counted ? REFS_COUNTED | event->channels : REFS_MORE);
+}
+
+static void fill(struct slot *slot, const struct coll_event *event, const struct dcc_record *decision,
+                 uint64_t bytes) {
+    const struct comm *comm = slot->comm;
+    struct dcc_record *record = &slot->record;
+    if (likely(decision))
+        memcpy((void *)record, decision, DCC_RECORD_PAYLOAD);
+    else
+        *record = (struct dcc_record){.bytes = bytes, .asked_algo = 255, .asked_proto = 255};
+    record->plan = has_tag(event->group, TAG_GROUP) ? (uint32_t)number_of(event->group) : 0;
+    record->timing = comm->children == CHILDREN_GPU      ? DCC_TIMING_GPU
+                     : comm->children == CHILDREN_KERNEL ? DCC_TIMING_KERNEL_HOST
+                                                         : DCC_TIMING_PROXY;
+    record->func = event->func;
+    record->algo = event->algo;
+    record->proto = event->proto;
+    record->channels = event->channels;
+}
+
+/* Under `starting`. One more operation of an aggregate that has begun; NULL if that was given up meanwhile.
+ */
+static void *join_slot(struct comm *comm, struct slot *slot, const struct coll_event *event, bool last) {
+    uint32_t refs = load(&slot->refs, relaxed), more;
+    do {
+        if (unlikely(!(refs & REFS_JOIN) || (refs & REFS_COLLS) == REFS_COLLS))
+            return NULL;
+        more = refs + (shares_of(comm, event) & (REFS_CHILDREN | REFS_COLL));
+    } while (!atomic_compare_exchange_weak_explicit(&slot->refs, &refs, more, memory_order_acq_rel,
+                                                    memory_order_relaxed));
+    if (event->channels > slot->record.channels)
+        slot->record.channels = event->channels;
+    void *handle = handle_of(slot);
+    if (last)
+        take_off(slot, REFS_JOIN);
+    return handle;
+}
+
+static uint32_t group_size(const struct comm *comm, uint32_t group) {
+    if (!group)
+        return UNTOLD;
+    uint32_t calls = load(&comm->calls, relaxed);
+    if (likely(group == load(&comm->group, relaxed)))
+        return calls - load(&comm->group_first, relaxed) + 1;
+    return load(&comm->largest_group, relaxed);
+}
+
+/* Under `starting`. */
+static void count_start(struct comm *comm, uint32_t group) {
+    store(&comm->starts, load(&comm->starts, relaxed) + 1, relaxed);
+    /* Groups start in the order of their calls, but for those that a graph brings back. */
+    int32_t newer = (int32_t)((group - comm->newest_group) << (32 - GROUP_BITS));
+    if (newer > 0)
+        comm->newest_group = group;
+    else if (unlikely(newer < 0 && comm->newest_group))
+        store(&comm->replays, 1, relaxed);
+}
+
+/* Under `starting`. */
+static void *begin_measuring(struct comm *comm, const struct coll_event *event, uint64_t bytes,
+                             uint32_t group, uint32_t call) {
+    if (likely(group))
+        count_start(comm, group);
+    int at = join_claim(comm, event, bytes, group);
+    const struct dcc_record *decision = at >= 0 ? &comm->decisions[at] : NULL;
+    /* NCCL decides on the sum of what it aggregates. */
+    bool aggregate = unlikely(decision && bytes != decision->bytes);
+    bool last = aggregate && comm->bytes_left[at] == 0;
+    if (aggregate && comm->measured_in[at]) {
+        void *handle = join_slot(comm, comm->measured_in[at], event, last);
+        bump(handle ? &comm->seg->plugin.merged : &comm->seg->plugin.dropped_incomplete);
+        join_finish(comm, true, group);
+        return handle ? handle : comm_ignored_event;
+    }
+    struct slot *slot = allocate(comm);
+    void *handle = comm_ignored_event;
+    if (likely(slot)) {
+        fill(slot, event, decision, bytes);
+        slot->call = call;
+        slot->start = load(&comm->starts, relaxed);
+        slot->group_size = group_size(comm, group);
+        uint32_t shares = shares_of(comm, event);
+        if (unlikely(aggregate)) {
+            slot->record.flags |= DCC_RECORD_AGGREGATE;
+            shares |= REFS_JOIN;
+            comm->measured_in[at] = slot;
+        }
+        if (unlikely(shares & REFS_MORE))
+            atomic_fetch_add_explicit(&comm->open_ended, 1, memory_order_relaxed);
+        handle = handle_of(slot);
+        store(&slot->refs, shares, release);
+    }
+    join_finish(comm, decision != NULL, group);
+    return handle;
 }
 
 void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
@@ -259,40 +393,22 @@ void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
     uint64_t bytes = event->count * event->element_bytes;
     if (event->func == 2 || event->func == 3) /* all-gather and reduce-scatter count the full buffer */
         bytes *= load(&identity->ranks, relaxed);
+    uint32_t group = 0, call;
+    if (likely(has_tag(event->api, TAG_API))) {
+        uint64_t number = number_of(event->api);
+        group = (uint32_t)(number >> CALL_BITS) & ((1u << GROUP_BITS) - 1);
+        call = (uint32_t)number;
+    } else {
+        /* Before v5 a call is first heard of here, behind the launch of its kernel. */
+        call = load(&comm->calls, relaxed) + 1;
+        store(&comm->calls, call, relaxed);
+    }
     /* Another thread is starting a collective and was put to sleep at it; NCCL's threads do not wait. */
     if (unlikely(!hold_start(comm))) {
         bump(&comm->seg->plugin.dropped_busy);
         return comm_ignored_event;
     }
-    const struct dcc_record *decision = claim(comm, event, bytes);
-    struct slot *slot = allocate(comm);
-    void *handle = comm_ignored_event;
-    if (likely(slot)) {
-        struct dcc_record *record = &slot->record;
-        if (likely(decision))
-            memcpy((void *)record, decision, DCC_RECORD_PAYLOAD);
-        else
-            *record = (struct dcc_record){.asked_algo = 255, .asked_proto = 255};
-        /* NCCL decides on the sum of what it aggregates. */
-        if (unlikely(decision && bytes != decision->bytes))
-            record->flags |= DCC_RECORD_AGGREGATE;
-        record->bytes = bytes;
-        record->timing = comm->children == CHILDREN_GPU      ? DCC_TIMING_GPU
-                         : comm->children == CHILDREN_KERNEL ? DCC_TIMING_KERNEL_HOST
-                                                             : DCC_TIMING_PROXY;
-        record->func = event->func;
-        record->algo = event->algo;
-        record->proto = event->proto;
-        record->channels = event->channels;
-        record->warps = event->warps;
-        record->seq = (uint32_t)event->seq;
-        bool counted = comm->children == CHILDREN_GPU && event->channels;
-        if (unlikely(!counted))
-            atomic_fetch_add_explicit(&comm->open_ended, 1, memory_order_relaxed);
-        handle = handle_of(slot);
-        store(&slot->refs, REFS_COLL | (counted ? REFS_COUNTED | event->channels : REFS_MORE), release);
-    }
-    finish_claim(comm, decision != NULL);
+    void *handle = begin_measuring(comm, event, bytes, group, call);
     store(&comm->starting, 0, release);
     return handle;
 }
@@ -363,17 +479,24 @@ void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns) {
     else if (unlikely(start_ns == 0))
         store(&slot->bad_timer, 1, relaxed);
     started_at(slot, start_ns);
-    if (unlikely(load(&comm->open_ended, relaxed))) {
-        uint64_t sequence = sequence_of(slot);
-        if (sequence >= RETIRE_DISTANCE)
-            retire_before(comm, sequence - RETIRE_DISTANCE + 1);
-    }
+    /* A channel is reported by one thread at a time, start before stop. */
+    store(&slot->running[channel], (uint8_t)(load(&slot->running[channel], relaxed) + 1), relaxed);
+    uint64_t sequence = sequence_of(slot);
+    give_up_lost(comm, sequence);
+    if (unlikely(load(&comm->open_ended, relaxed)) && sequence >= RETIRE_DISTANCE)
+        retire_before(comm, sequence - RETIRE_DISTANCE + 1);
     return (char *)coll_handle + 1 + channel;
+}
+
+/* NCCL keeps the handle of a channel's last start: where it passed over one, the stop arrives with that of an
+ * earlier operation, which has been stopped before. */
+static inline bool is_running(const struct slot *slot, unsigned channel) {
+    return load(&slot->running[channel], relaxed) != 0;
 }
 
 void comm_child_timer(void *handle, uint64_t stop_ns) {
     struct slot *slot = slot_of(handle);
-    if (unlikely(!slot || !is_child(handle)))
+    if (unlikely(!slot || !is_child(handle) || !is_running(slot, channel_of(handle))))
         return;
     if (unlikely(stop_ns == 0)) /* seen in the field; the collective's time is unknown then */
         store(&slot->bad_timer, 1, relaxed);
@@ -388,6 +511,10 @@ void comm_event_stop(void *handle) {
         take_off(slot, REFS_COLL);
         return;
     }
+    unsigned channel = channel_of(handle);
+    if (unlikely(!is_running(slot, channel)))
+        return;
+    store(&slot->running[channel], (uint8_t)(load(&slot->running[channel], relaxed) - 1), relaxed);
     if (unlikely(slot->comm->children != CHILDREN_GPU))
         stopped_at(slot, comm_host_ns());
     take_off(slot, 1);

@@ -68,9 +68,13 @@ struct nccl_tuner_v6 {
 /* ---- profiler ---- */
 
 enum nccl_event {
+    NCCL_EVENT_GROUP = 1 << 0, /* of one kernel; comes with any of the next three */
     NCCL_EVENT_COLL = 1 << 1,
     NCCL_EVENT_PROXY_OP = 1 << 3,
     NCCL_EVENT_KERNEL_CH = 1 << 6,
+    NCCL_EVENT_GROUP_API = 1 << 8, /* v5 on; these three come with Coll and KernelCh */
+    NCCL_EVENT_COLL_API = 1 << 9,
+    NCCL_EVENT_P2P_API = 1 << 10,
 };
 
 enum { NCCL_STATE_KERNEL_CH_STOP = 22 };
@@ -130,7 +134,7 @@ struct nccl_coll_v3 { /* 2.26 */
     const char *algo, *proto;
 };
 
-struct nccl_coll_v4 { /* 2.27; v5 and v6 append a parent group that is not read here */
+struct nccl_coll_v4 { /* 2.27 */
     uint64_t seq;
     const char *func;
     const void *send;
@@ -140,6 +144,19 @@ struct nccl_coll_v4 { /* 2.27; v5 and v6 append a parent group that is not read 
     const char *datatype;
     uint8_t channels, warps;
     const char *algo, *proto;
+};
+
+struct nccl_coll_v5 { /* 2.28 on; its parent is the CollApi event */
+    uint64_t seq;
+    const char *func;
+    const void *send;
+    void *recv;
+    size_t count;
+    int root;
+    const char *datatype;
+    uint8_t channels, warps;
+    const char *algo, *proto;
+    void *parent_group;
 };
 
 #define NCCL_EVENT_DESCRIPTOR(version, type_field, coll_struct)                                              \
@@ -157,7 +174,7 @@ NCCL_EVENT_DESCRIPTOR(1, uint8_t, nccl_coll_v1);
 NCCL_EVENT_DESCRIPTOR(2, uint8_t, nccl_coll_v2);
 NCCL_EVENT_DESCRIPTOR(3, uint8_t, nccl_coll_v3);
 NCCL_EVENT_DESCRIPTOR(4, uint8_t, nccl_coll_v4);
-NCCL_EVENT_DESCRIPTOR(5, uint64_t, nccl_coll_v4); /* 2.28 on; v6 is the same for what is read here */
+NCCL_EVENT_DESCRIPTOR(5, uint64_t, nccl_coll_v5); /* 2.28 on; v6 is the same for what is read here */
 
 union nccl_state_args {
     struct {

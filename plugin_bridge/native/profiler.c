@@ -8,6 +8,8 @@
 #define EXPORT __attribute__((visibility("default")))
 #define NAME "DynamICCL"
 #define UNKNOWN 255
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
 
 static pid_t self; /* set at init; getpid is a system call */
 
@@ -121,15 +123,16 @@ static int start_v1(void *context, void **handle, void *descriptor) {
     if (context && e->type == NCCL_EVENT_COLL)
         *handle =
             comm_coll_start(context, &(struct coll_event){.comm_id = e->coll.comm_hash,
-                                                          .seq = e->coll.seq,
+                                                          .group = e->parent,
                                                           .count = e->coll.count,
                                                           .element_bytes = type_bytes_v1(e->coll.datatype),
                                                           .rank = e->rank,
                                                           .func = e->coll.func,
                                                           .algo = e->coll.algo,
                                                           .proto = e->coll.proto,
-                                                          .channels = e->coll.max_channels,
-                                                          .warps = e->coll.warps});
+                                                          .channels = e->coll.max_channels});
+    else if (context && e->type == NCCL_EVENT_GROUP)
+        *handle = comm_group_start(context);
     else if (e->type == NCCL_EVENT_PROXY_OP)
         *handle = proxy_op_start(e->parent, &e->proxy_op);
     return NCCL_SUCCESS;
@@ -138,17 +141,17 @@ static int start_v1(void *context, void **handle, void *descriptor) {
 EXPORT const struct nccl_profiler_v1 ncclProfiler_v1 = {NAME, init_v1, start_v1, stop, ignore_state, finish};
 
 /* v2 on name function, type, algorithm and protocol in words. */
-#define NAMED_COLL(e, id, channel_count)                                                                     \
+#define NAMED_COLL(e, id, channel_count, api_event, group_event)                                             \
     (&(struct coll_event){.comm_id = (id),                                                                   \
-                          .seq = (e)->coll.seq,                                                              \
+                          .api = (api_event),                                                                \
+                          .group = (group_event),                                                            \
                           .count = (e)->coll.count,                                                          \
                           .element_bytes = type_bytes((e)->coll.datatype),                                   \
                           .rank = (e)->rank,                                                                 \
                           .func = func_of((e)->coll.func),                                                   \
                           .algo = algo_of((e)->coll.algo),                                                   \
                           .proto = proto_of((e)->coll.proto),                                                \
-                          .channels = (channel_count),                                                       \
-                          .warps = (e)->coll.warps})
+                          .channels = (channel_count)})
 
 /* v2: NCCL 2.24, 2.25 */
 static int init_v2(void **context, int *mask) {
@@ -159,7 +162,10 @@ static int start_v2(void *context, void **handle, void *descriptor) {
     const struct nccl_event_v2 *e = descriptor;
     *handle = comm_ignored_event;
     if (context && e->type == NCCL_EVENT_COLL)
-        *handle = comm_coll_start(context, NAMED_COLL(e, e->coll.comm_hash, e->coll.max_channels));
+        *handle =
+            comm_coll_start(context, NAMED_COLL(e, e->coll.comm_hash, e->coll.max_channels, NULL, e->parent));
+    else if (context && e->type == NCCL_EVENT_GROUP)
+        *handle = comm_group_start(context);
     else if (e->type == NCCL_EVENT_PROXY_OP)
         *handle = proxy_op_start(e->parent, &e->proxy_op);
     return NCCL_SUCCESS;
@@ -176,7 +182,10 @@ static int start_v3(void *context, void **handle, void *descriptor) {
     const struct nccl_event_v3 *e = descriptor;
     *handle = comm_ignored_event;
     if (context && e->type == NCCL_EVENT_COLL)
-        *handle = comm_coll_start(context, NAMED_COLL(e, e->coll.comm_hash, e->coll.max_channels));
+        *handle =
+            comm_coll_start(context, NAMED_COLL(e, e->coll.comm_hash, e->coll.max_channels, NULL, e->parent));
+    else if (context && e->type == NCCL_EVENT_GROUP)
+        *handle = comm_group_start(context);
     else if (e->type == NCCL_EVENT_KERNEL_CH)
         *handle = comm_child_start(e->parent, e->kernel_ch.channel, 0);
     return NCCL_SUCCESS;
@@ -194,7 +203,9 @@ static int start_v4(void *context, void **handle, void *descriptor) {
     const struct nccl_event_v4 *e = descriptor;
     *handle = comm_ignored_event;
     if (context && e->type == NCCL_EVENT_COLL)
-        *handle = comm_coll_start(context, NAMED_COLL(e, 0, e->coll.channels));
+        *handle = comm_coll_start(context, NAMED_COLL(e, 0, e->coll.channels, NULL, e->parent));
+    else if (context && e->type == NCCL_EVENT_GROUP)
+        *handle = comm_group_start(context);
     else if (e->type == NCCL_EVENT_KERNEL_CH)
         *handle = comm_child_start(e->parent, e->kernel_ch.channel, e->kernel_ch.timer);
     return NCCL_SUCCESS;
@@ -216,10 +227,19 @@ static int init_v6(void **context, uint64_t id, int *mask, const char *name, int
 static int start_v5(void *context, void **handle, void *descriptor) {
     const struct nccl_event_v5 *e = descriptor;
     *handle = comm_ignored_event;
-    if (context && e->type == NCCL_EVENT_COLL)
-        *handle = comm_coll_start(context, NAMED_COLL(e, 0, e->coll.channels));
-    else if (e->type == NCCL_EVENT_KERNEL_CH)
+    if (unlikely(!context))
+        return NCCL_SUCCESS;
+    if (likely(e->type == NCCL_EVENT_KERNEL_CH))
         *handle = comm_child_start(e->parent, e->kernel_ch.channel, e->kernel_ch.timer);
+    else if (e->type == NCCL_EVENT_COLL)
+        *handle =
+            comm_coll_start(context, NAMED_COLL(e, 0, e->coll.channels, e->parent, e->coll.parent_group));
+    else if (e->type == NCCL_EVENT_GROUP)
+        *handle = comm_group_start(context);
+    else if (e->type == NCCL_EVENT_COLL_API || e->type == NCCL_EVENT_P2P_API)
+        *handle = comm_api_start(context, e->parent);
+    else if (e->type == NCCL_EVENT_GROUP_API)
+        *handle = comm_group_api_start();
     return NCCL_SUCCESS;
 }
 

@@ -98,6 +98,7 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->dropped_incomplete = load(&p->dropped_incomplete, relaxed);
     out->dropped_timer = load(&p->dropped_timer, relaxed);
     out->undecided = load(&p->undecided, relaxed);
+    out->merged = load(&p->merged, relaxed);
     out->records = load(&seg->head, relaxed);
     out->backlog = out->records - load(&r->tail, relaxed);
 }

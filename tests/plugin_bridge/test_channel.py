@@ -43,17 +43,19 @@ RECORDS, RECORD_BYTES = 16384, 64
 MAGIC, ABI, STATE = 0, 8, 32
 DSEQ, APPLIED, PASSTHROUGH = 256, 320, 328
 DROPPED_FULL = 448
-FINGERPRINTS = 488
-COST_ROWS_USED, COST_ROWS = 744, 748
+FINGERPRINTS = 496
+COST_ROWS_USED, COST_ROWS = 752, 756
 HOLD_AT, BASE, PENDING, DECISION, PROMISE, TAIL, HEAD = 23296, 23304, 23312, 23320, 23328, 23360, 23424
 TABLES, TABLE_BYTES, RING, JOB = 23488, 24992, 73472, 1122048
-RECORD = struct.Struct("<QQQQIHBBBBBBBBBBIIQ")
+RECORD = struct.Struct("<QQQQIIIHBBBBBBBBBBQ")
 RECORD_FIELDS = [
     "dseq",
     "bytes",
     "exec_ns",
     "start_ns",
     "version",
+    "plan",
+    "reserved",
     "key",
     "flags",
     "timing",
@@ -61,12 +63,10 @@ RECORD_FIELDS = [
     "algo",
     "proto",
     "channels",
-    "warps",
     "asked_algo",
     "asked_proto",
     "asked_channels",
-    "asked_chunk",
-    "seq",
+    "asked_chunk_log2",
     "ticket",
 ]
 
@@ -127,7 +127,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
     with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert len(memory) == SEGMENT_BYTES
         header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
-        assert header == (0x4C43434D414E5944, 2, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
+        assert header == (0x4C43434D414E5944, 3, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
         identity = struct.unpack_from("<QQ8I64s64s", memory, 40)
         seen = channel.identity
         assert identity[:6] == (seen.comm_id, seen.start_time, seen.pid, seen.ordinal, seen.rank, seen.ranks)
@@ -234,7 +234,7 @@ def test_drain_takes_no_other_buffer(segment: tuple[EmulatedJob, Path]) -> None:
     ("offset", "data", "message"),
     [
         (MAGIC, b"\1", "not a channel: magic"),
-        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 2"),
+        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 3"),
         (STATE, b"\0\0\0\0", "still starting"),
         (12, b"\x80", "layout of another build: record 128"),
         (16, b"\1", "layout of another build"),
@@ -434,13 +434,16 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-@pytest.mark.parametrize("part", ["ring", "agreement", "events", "lost", "stale", "job"])
+PARTS = ["ring", "agreement", "events", "lost", "stale", "groups", "passed-over", "sure", "job"]
+
+
+@pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_both_ends_under_stress(rig: Rig, stress: Path, part: str, seed: int) -> None:
     env = {**os.environ, "DYNAMICCL_SHM_DIR": str(rig.shm)}
     done = subprocess.run([stress, part, str(seed)], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{part}: ")
+    assert done.stdout.startswith(f"{part.replace('-', ' ')}: ")
 
 
 def test_the_ring_from_empty_to_wrapped(rig: Rig) -> None:

@@ -95,7 +95,7 @@ def check_records(records: np.ndarray[Any, Any], used: np.ndarray[Any, Any], swi
         asked = divmod(action.pair - 1, 3) if action and action.pair else (255, 255)
         assert (record["asked_algo"], record["asked_proto"]) == asked
         assert record["asked_channels"] == (CHANNEL_VALUES[action.channels] if action else 0)
-        assert record["asked_chunk"] == (CHUNK_VALUES[action.chunk] if action else 0)
+        assert (1 << int(record["asked_chunk_log2"])) & ~1 == (CHUNK_VALUES[action.chunk] if action else 0)
     if profiler_abi >= 4:
         assert np.all(records["timing"] == 1)
         assert np.array_equal(records["channels"], used["channels"])
@@ -110,7 +110,7 @@ def check_records(records: np.ndarray[Any, Any], used: np.ndarray[Any, Any], swi
 
 def check_counts(channel: Channel, collectives: int) -> None:
     status = channel.status
-    assert status.records + sum(status.dropped.values()) == collectives
+    assert status.records + sum(status.dropped.values()) + status.merged == collectives
     assert status.backlog == 0
     assert status.applied + sum(status.passthrough.values()) == status.dseq
 
@@ -283,13 +283,15 @@ def test_aggregates_p2p_and_foreign_proxies(rig: Rig, tuner_abi: int, profiler_a
     check_counts(channel, int(used["n_collectives"].sum()))
     assert channel.status.undecided == 0
     parts = records["flags"] & AGGREGATE != 0
-    assert np.count_nonzero(parts) == 2 * np.count_nonzero(used["n_collectives"] == 2) > 0
-    calls, counts = np.unique(records["dseq"], return_counts=True)
-    assert calls.tolist() == list(range(1, total + 1))
-    assert np.array_equal(counts, used["n_collectives"])
-    assert np.array_equal(records["bytes"], [KEYS[k].n_bytes for k in used["key"][records["dseq"] - 1]])
+    of_calls = used[records["dseq"] - 1]
+    assert np.array_equal(parts, of_calls["n_collectives"] == 2)
+    assert channel.status.merged == np.count_nonzero(parts) > 0
+    assert sorted(records["dseq"]) == list(range(1, total + 1))
+    sizes = np.array([KEYS[key].n_bytes for key in of_calls["key"]])
+    assert np.array_equal(records["bytes"], sizes * of_calls["n_collectives"])
     if profiler_abi >= 4:
-        assert np.array_equal(records["exec_ns"], used["exec_ns"][records["dseq"] - 1])
+        assert np.array_equal(records["exec_ns"][~parts], of_calls["exec_ns"][~parts])
+        assert np.all(records["exec_ns"][parts] >= 2 * of_calls["exec_ns"][parts])
 
 
 def test_bad_timers_are_counted_and_not_recorded(rig: Rig) -> None:
