@@ -18,14 +18,16 @@ import numpy as np
 from actors.messages import CommContext, Context, Member, Phase, RankEpoch
 from actors.rewards import Rewards
 from dynamiccl_ray import observation
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, Action
 from dynamiccl_ray.agreement import Agreement, Answer, Decision, Store, decision_key
 from dynamiccl_ray.book import Alarm, KeyBook, Samples
 from dynamiccl_ray.experiment import Online
 from dynamiccl_ray.gates import hands_off
+from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Topology
+from dynamiccl_ray.observation import Topology
 from dynamiccl_ray.reward import total
-from dynamiccl_ray.table import Action, DecisionTable, key_name
+from dynamiccl_ray.table import DecisionTable
 
 log = logging.getLogger("dynamiccl.coordinator")
 

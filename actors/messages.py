@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl_ray import observation
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.agreement import Answer, Decision
 from dynamiccl_ray.observation import KeyView
-from dynamiccl_ray.table import Action
 
 
 class Phase(StrEnum):

@@ -23,10 +23,11 @@ from actors.messages import CommContext, Context, Coordination, Member, Phase, R
 from actors.runner import PolicyRunner
 from actors.streams import Decided, Streams
 from dynamiccl_ray import observation, policy
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.agreement import Answer
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
-from dynamiccl_ray.table import Action, DecisionTable
+from dynamiccl_ray.table import DecisionTable
 from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Prepared, segments
 from plugin_bridge.timers import TimerCheck
 

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from actors.messages import RankEpoch
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.book import KeyBook, Samples
 from dynamiccl_ray.reward import Floats, Inputs, Reward, terms, tier_penalty
-from dynamiccl_ray.table import Action
 
 # Steps that some rank has not reported yet, and steps that the baseline is the median of.
 _PENDING: Final = 1000

@@ -12,10 +12,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, Action
 from dynamiccl_ray.evidence import Lending, combine, noise_of, stale, worse_than_own
+from dynamiccl_ray.keys import key_parts
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, KeyView
-from dynamiccl_ray.table import Action, key_parts
+from dynamiccl_ray.observation import KeyView
 from dynamiccl_ray.trigger import Cusum
 
 Ints = npt.NDArray[np.int64]

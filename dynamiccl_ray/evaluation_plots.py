@@ -17,11 +17,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import action_parts
 from dynamiccl_ray.baselines.run import Trace
+from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.knobs import OWN_PAIR, Collective, pair_name
 from dynamiccl_ray.report_plots import pair_colour, png
-from dynamiccl_ray.scenario import action_parts
-from dynamiccl_ray.table import bytes_name
 
 _STYLES: Final[Mapping[str, tuple[str, Any, str]]] = {
     "nccl": ("#767676", (0, (4, 2)), "s"),

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import OWN_ACTION, action_of, flat_action
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import BASELINES
@@ -24,7 +25,7 @@ from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.policy import PolicyNetwork
-from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_of, flat_action, modelled
+from dynamiccl_ray.scenario import Scenario, modelled
 from dynamiccl_ray.splits import HELD_OUT, MEASURED_NODES, evaluation_splits
 
 SUBJECT: Final = "policy"

@@ -15,19 +15,11 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
 from dynamiccl_ray.fabric.load import IDLE, Load
+from dynamiccl_ray.keys import key_name, key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
-from dynamiccl_ray.observation import (
-    InterLink,
-    IntraLink,
-    Library,
-    Llm,
-    Scheduler,
-    TopologyClass,
-    Workload,
-)
+from dynamiccl_ray.observation import InterLink, IntraLink, Library, Llm, Scheduler, TopologyClass, Workload
 from dynamiccl_ray.reward import Reward
 from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, read_yaml
-from dynamiccl_ray.table import key_name, key_of
 
 
 class PlayedEvent(Section, ABC):

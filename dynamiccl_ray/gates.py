@@ -5,20 +5,20 @@ The path head has three values, and what a job says of itself leaves one of them
 
 from __future__ import annotations
 
-from dynamiccl_ray.knobs import Path
+from dynamiccl_ray.knobs import Carrier
 from dynamiccl_ray.observation import Context
 
 
-def path_of(context: Context) -> Path:
+def path_of(context: Context) -> Carrier:
     """Aggregation in the network must not be steered past. Nothing synthesises schedules yet, so that slot stays
     empty.
     """
-    return Path.INA_PASSTHROUGH if context.topology.ina_active else Path.NCCL
+    return Carrier.INA_PASSTHROUGH if context.topology.ina_active else Carrier.NCCL
 
 
 def hands_off(context: Context) -> str | None:
     """Why NCCL's own choice must stand for every key, in words; None where it need not."""
-    if path_of(context) is not Path.NCCL:
+    if path_of(context) is not Carrier.NCCL:
         return "aggregation in the network carries the collectives"
     if context.topology.library != "nccl":
         return f"the collectives are {context.topology.library}'s, not NCCL's"

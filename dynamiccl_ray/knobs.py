@@ -40,7 +40,7 @@ class Protocol(IntEnum):
     SIMPLE = 2
 
 
-class Path(IntEnum):
+class Carrier(IntEnum):
     """What carries the collective; only ``NCCL`` lets the tuner write anything."""
 
     NCCL = 0

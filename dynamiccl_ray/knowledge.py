@@ -10,9 +10,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.evidence import Lending, combine, stale
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Floats, KeyView
+from dynamiccl_ray.observation import Floats, KeyView
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_COLLECTIVES, N_PAIRS
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
+from dynamiccl_ray.knobs import N_COLLECTIVES, N_PAIRS
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
 
 Floats = npt.NDArray[np.float32]
@@ -39,8 +40,6 @@ FaultTolerance = Literal["none", "ftar", "swarm", "oobleck"]
 INTRA_LINKS: Final = get_args(IntraLink)
 INTER_LINKS: Final = get_args(InterLink)
 N_TIERS: Final = 5
-N_CHANNELS: Final = len(CHANNEL_VALUES)
-N_CHUNKS: Final = len(CHUNK_VALUES)
 # A log ratio beyond this says no more than "far worse" or "far better".
 LOG_RATIO_LIMIT: Final = 2.0
 

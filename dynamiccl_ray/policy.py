@@ -21,10 +21,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.evidence import SURE_SCALE, WIDE
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import HEAD_SIZE, N_CHANNELS, N_CHUNKS, N_PAIR_FIELDS, SIZE, part
+from dynamiccl_ray.observation import HEAD_SIZE, N_PAIR_FIELDS, SIZE, part
 
 MASKED: Final = -1e9
 # Logits per unit of log time at the start, and what one unit of the learned parameter is worth: its gradient steps are

@@ -18,10 +18,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.keys import N_KEYS, bytes_name, key_name, key_parts
 from dynamiccl_ray.knobs import pair_name
 from dynamiccl_ray.reward import TERMS
-from dynamiccl_ray.table import N_KEYS, Action, bytes_name, key_name, key_parts
 
 Doubles = npt.NDArray[np.float64]
 

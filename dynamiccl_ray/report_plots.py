@@ -22,9 +22,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.report import ROLES, Doubles, Run, Stage
 from dynamiccl_ray.reward import PRIMARY
-from dynamiccl_ray.table import bytes_name
 
 _COLOURS: Final = {"default": "#767676", "vendor": "#E69F00", "learned": "#0072B2"}
 _MARKERS: Final = {"default": "s", "vendor": "^", "learned": "o"}

@@ -1,7 +1,6 @@
 """What one job meets on a fabric: the time of every action for every key, and how that changes while the job runs.
 
 Time is counted in steps: one step is one collective of every key. Sizes are in bytes as NCCL counts them, times in us.
-A flat action numbers (pair, channels, chunk) as the action heads count them, chunk fastest.
 """
 
 from __future__ import annotations
@@ -9,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.describe import topology_of
@@ -23,35 +23,11 @@ from dynamiccl_ray.fabric.measured import MeasuredFabric
 from dynamiccl_ray.fabric.physics import BUFFER_BYTES, Physics
 from dynamiccl_ray.gates import hands_off
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Topology
-from dynamiccl_ray.table import Action
+from dynamiccl_ray.observation import Context, Topology
 
 Floats = NDArray[np.float32]
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]
-
-N_ACTIONS: Final = N_PAIRS * N_CHANNELS * N_CHUNKS
-OWN_ACTION: Final = 0
-"""The flat action that leaves everything to NCCL."""
-
-
-def flat_action(pair: ArrayLike, channels: ArrayLike, chunk: ArrayLike) -> Int64:
-    """The flat action of indices into the three heads, of their broadcast shape."""
-    pairs, counts, chunks = (np.asarray(index, np.int64) for index in (pair, channels, chunk))
-    return np.asarray((pairs * N_CHANNELS + counts) * N_CHUNKS + chunks)
-
-
-def action_parts(flat: ArrayLike) -> tuple[Int64, Int64, Int64]:
-    """(pair, channels, chunk) indices of flat actions: the inverse of ``flat_action``."""
-    rest, chunk = np.divmod(np.asarray(flat, np.int64), N_CHUNKS)
-    pair, channels = np.divmod(rest, N_CHANNELS)
-    return pair, channels, chunk
-
-
-def action_of(flat: int) -> Action:
-    """A flat action as a decision table holds it."""
-    pair, channels, chunk = action_parts(flat)
-    return Action(pair=int(pair), channels=int(channels), chunk=int(chunk))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

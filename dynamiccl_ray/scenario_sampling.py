@@ -13,24 +13,14 @@ from typing import Final, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics, Failures, Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.load_streams import LoadStreams
 from dynamiccl_ray.fabric.randomise import randomised
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
-from dynamiccl_ray.observation import (
-    N_CHANNELS,
-    N_CHUNKS,
-    Caller,
-    Compression,
-    GpuSharing,
-    Llm,
-    Parallelism,
-    Scheduler,
-    SyncMode,
-    Workload,
-)
+from dynamiccl_ray.observation import Caller, Compression, GpuSharing, Llm, Parallelism, Scheduler, SyncMode, Workload
 from dynamiccl_ray.scenario import Scenario, modelled
 
 

@@ -8,10 +8,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.knowledge import Keys, Knowledge
 from dynamiccl_ray.observation import Floats, encode, encode_context
 from dynamiccl_ray.reward import Reward, total
-from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_action
+from dynamiccl_ray.scenario import Scenario
 from dynamiccl_ray.stream_rewards import StreamRewards
 
 Int64 = NDArray[np.int64]

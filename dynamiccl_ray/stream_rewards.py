@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.reward import Floats, Inputs, Reward, terms, tier_penalty
-from dynamiccl_ray.scenario import N_ACTIONS, OWN_ACTION, Scenario
+from dynamiccl_ray.scenario import Scenario
 
 Int64 = NDArray[np.int64]
 Bool = NDArray[np.bool_]

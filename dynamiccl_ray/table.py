@@ -1,8 +1,4 @@
-"""Decision tables: what every rank of a communicator does with each key.
-
-A key is (collective, pipelined or not, size bin), all of it equal on every rank by construction. Bins are eight per
-octave: bytes below 8 each have their own, above that the exponent and the next three bits of the size.
-"""
+"""Decision tables: what every rank of a communicator does with each key."""
 
 from __future__ import annotations
 
@@ -12,22 +8,12 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.knobs import (
-    CHANNEL_VALUES,
-    CHUNK_VALUES,
-    N_COLLECTIVES,
-    N_PROTOCOLS,
-    OWN_PAIR,
-    Collective,
-    Path,
-    pair_index,
-    pair_name,
-)
+from dynamiccl_ray.actions import Action
+from dynamiccl_ray.keys import N_KEYS
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PROTOCOLS, OWN_PAIR, Carrier, pair_index
 
 MAGIC: Final = 0x31425443
 ABI: Final = 3
-N_BINS: Final = 312
-N_KEYS: Final = N_COLLECTIVES * 2 * N_BINS
 OWN: Final = 255
 
 ENTRY_DTYPE: Final = np.dtype(
@@ -52,66 +38,6 @@ _HEADER: Final = np.dtype(
         ("apply", "<u4"),
     ]
 )
-
-
-def size_bin(nbytes: int) -> int:
-    """The size bin of a message."""
-    if nbytes < 8:
-        return nbytes
-    exponent = nbytes.bit_length() - 1
-    return min(((exponent - 2) << 3) | ((nbytes >> (exponent - 3)) & 7), N_BINS - 1)
-
-
-def bin_bytes(index: int) -> int:
-    """The smallest message of a size bin: the inverse of ``size_bin``."""
-    if index < 8:
-        return index
-    exponent = (index >> 3) + 2
-    return (8 | (index & 7)) << (exponent - 3)
-
-
-def key_of(collective: int, nbytes: int, pipelined: bool) -> int:
-    """The key of a collective of ``nbytes`` as NCCL counts them for a tuner."""
-    return (collective * 2 + pipelined) * N_BINS + size_bin(nbytes)
-
-
-def key_parts(key: int) -> tuple[Collective, bool, int]:
-    """(collective, pipelined, smallest message in bytes) of a key."""
-    head, index = divmod(key, N_BINS)
-    return Collective(head >> 1), bool(head & 1), bin_bytes(index)
-
-
-def key_name(key: int) -> str:
-    """``all_reduce/64KiB``, with ``/pipelined`` where it is."""
-    collective, pipelined, nbytes = key_parts(key)
-    return f"{collective.name.lower()}/{bytes_name(nbytes)}{'/pipelined' if pipelined else ''}"
-
-
-def bytes_name(nbytes: int) -> str:
-    """``1.5MiB``, ``64KiB``, ``12B``."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << power:
-            return f"{nbytes / (1 << power):.4g}{unit}"
-    return f"{nbytes}B"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Action:
-    """One decision: indices into the heads of ``dynamiccl_ray.knobs``. The default leaves everything to NCCL."""
-
-    path: Path = Path.NCCL
-    pair: int = OWN_PAIR
-    channels: int = 0
-    chunk: int = 0
-
-    @property
-    def name(self) -> str:
-        parts = [pair_name(self.pair)]
-        if self.channels:
-            parts.append(f"{CHANNEL_VALUES[self.channels]}ch")
-        if self.chunk:
-            parts.append(f"chunk {bytes_name(CHUNK_VALUES[self.chunk])}")
-        return " ".join(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +103,7 @@ class DecisionTable:
             pair = OWN_PAIR if entry["algo"] == OWN else pair_index(int(entry["algo"]), int(entry["proto"]))
             chunk = 1 << int(entry["chunk_log2"]) if entry["chunk_log2"] else 0
             found[int(key)] = Action(
-                path=Path(int(entry["path"])),
+                path=Carrier(int(entry["path"])),
                 pair=pair,
                 channels=CHANNEL_VALUES.index(int(entry["channels"])),
                 chunk=CHUNK_VALUES.index(chunk),

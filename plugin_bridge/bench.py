@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from dynamiccl_ray.actions import N_CHANNELS, Action
 from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PAIRS, N_PROTOCOLS, Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.observation import N_CHANNELS
-from dynamiccl_ray.table import Action, DecisionTable, key_of
+from dynamiccl_ray.table import DecisionTable
 from plugin_bridge import native_dir
 from plugin_bridge.channel import RECORD_DTYPE, Channel, Prepared, segments
 from plugin_bridge.doctor import require_plugin

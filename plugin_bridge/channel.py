@@ -20,8 +20,9 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
-from dynamiccl_ray.table import ENTRY_DTYPE, N_KEYS, DecisionTable
+from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
 from plugin_bridge import native_dir
 
 RECORD_DTYPE: Final = np.dtype(

@@ -18,8 +18,8 @@ from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, P5EN_
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.load import IDLE
 from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
-from dynamiccl_ray.table import key_of
 from plugin_bridge.emulation import HostKey, HostProgram
 
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Topology
+from dynamiccl_ray.observation import Context, Topology
 from dynamiccl_ray.scenario import Scenario, modelled
 
 

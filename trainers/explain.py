@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.book import KeyBook
 from dynamiccl_ray.experiment import Online
+from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
-from dynamiccl_ray.table import Action, bytes_name, key_name
 from trainers.online import read_checkpoint
 
 

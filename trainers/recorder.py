@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.reward import PRIMARY, TERMS, means
-from dynamiccl_ray.table import Action
 
 SCHEMA = pa.schema(
     [

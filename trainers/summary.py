@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.experiment import Online
+from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.reward import means
-from dynamiccl_ray.table import Action, key_name
 from plugin_bridge.played import PlayedFabric
 
 Doubles = npt.NDArray[np.float64]

@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from dynamiccl_ray.actions import N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.baselines.method import Bool, Float64, Int64, Method
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import N_CHANNELS
-from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts
+from dynamiccl_ray.scenario import Scenario
 
 
 class Bandit(Method):

@@ -6,9 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.baselines.method import Int64, Method, sweep
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.scenario import N_ACTIONS, OWN_ACTION, Scenario, action_parts, flat_action
+from dynamiccl_ray.scenario import Scenario
 
 _PAIR, _CHANNELS, _CHUNK = action_parts(np.arange(N_ACTIONS))
 

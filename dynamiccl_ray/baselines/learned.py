@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from dynamiccl_ray import policy
+from dynamiccl_ray.actions import OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.baselines.method import Bool, Factory, Float64, Int64, Method
 from dynamiccl_ray.evidence import noise_of, worse_than_own
 from dynamiccl_ray.experiment import Guardrail, Trigger
 from dynamiccl_ray.knowledge import Keys, Knowledge
 from dynamiccl_ray.observation import KeyView, encode, encode_context
-from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_action
+from dynamiccl_ray.scenario import Scenario
 from dynamiccl_ray.simulation import BASELINE_SAMPLES, COOLING
 from dynamiccl_ray.trigger import Cusum
 

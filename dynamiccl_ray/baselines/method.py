@@ -14,8 +14,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from dynamiccl_ray.actions import N_ACTIONS
 from dynamiccl_ray.fabric.dynamics import noise
-from dynamiccl_ray.scenario import N_ACTIONS, Scenario
+from dynamiccl_ray.scenario import Scenario
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]

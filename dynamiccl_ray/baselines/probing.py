@@ -6,8 +6,9 @@ from typing import Final
 
 import numpy as np
 
+from dynamiccl_ray.actions import N_ACTIONS, action_parts
 from dynamiccl_ray.baselines.method import Bool, Float64, Int64, Method
-from dynamiccl_ray.scenario import N_ACTIONS, Scenario, action_parts
+from dynamiccl_ray.scenario import Scenario
 
 _CHUNK: Final = action_parts(np.arange(N_ACTIONS))[2]
 

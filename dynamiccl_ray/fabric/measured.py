@@ -25,8 +25,8 @@ from dynamiccl_ray.fabric.measurements import (
     Selection,
     read_measurements,
 )
+from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
-from dynamiccl_ray.table import bytes_name
 
 __all__ = [
     "MeasuredFabric",

@@ -11,9 +11,11 @@ from small import small_experiment
 
 from actors.coordinator import Coordinator, Plan
 from actors.messages import Member, Phase, RankEpoch
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.agreement import Answer, MemoryStore
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import Action, DecisionTable, key_of
+from dynamiccl_ray.table import DecisionTable
 
 COMM = 0xABC
 KEY = key_of(4, 1 << 20, False)

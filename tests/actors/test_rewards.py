@@ -10,11 +10,11 @@ import pytest
 
 from actors.messages import RankEpoch
 from actors.rewards import Rewards
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, Action
 from dynamiccl_ray.book import KeyBook, Samples
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import N_PAIRS, Algorithm, Protocol, pair_index
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.reward import Reward
-from dynamiccl_ray.table import Action, key_of
 
 A, B = (key_of(4, 1 << k, False) for k in (16, 20))
 RING = pair_index(Algorithm.RING, Protocol.SIMPLE)

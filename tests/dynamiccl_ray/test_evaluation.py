@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from tiny_scenario import tcp, tiny
 
+from dynamiccl_ray.actions import flat_action
 from dynamiccl_ray.baselines.fixed import NcclDefault, Oracle
 from dynamiccl_ray.baselines.method import Float64, Int64, Method
 from dynamiccl_ray.baselines.registry import BASELINES
@@ -24,7 +25,7 @@ from dynamiccl_ray.evaluation import (
 from dynamiccl_ray.evaluation_plots import decision_map, regret_curves, speedup_by_size
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.knobs import Collective
-from dynamiccl_ray.scenario import Scenario, flat_action
+from dynamiccl_ray.scenario import Scenario
 
 TIMES = [[[10, 8, 20], [30, 40, 25]]]
 SHORT = Procedure(learn=20, warmup=2, measured=30, runs=3)

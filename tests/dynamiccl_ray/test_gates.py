@@ -5,30 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.gates import hands_off, path_of
-from dynamiccl_ray.knobs import Path
+from dynamiccl_ray.knobs import Carrier
 from dynamiccl_ray.observation import Context, Topology, Workload
-from dynamiccl_ray.scenario import OWN_ACTION, modelled
+from dynamiccl_ray.scenario import modelled
 
 PLAIN = Topology(ranks=16, nodes=2)
 
 
 def test_nccl_is_decided_for_and_nothing_else_is() -> None:
     assert hands_off(Context(topology=PLAIN)) is None
-    assert path_of(Context(topology=PLAIN)) is Path.NCCL
+    assert path_of(Context(topology=PLAIN)) is Carrier.NCCL
 
 
 @pytest.mark.parametrize(
     ("context", "path", "why"),
     [
-        (Context(topology=PLAIN.model_copy(update={"ina_active": True})), Path.INA_PASSTHROUGH, "network"),
-        (Context(topology=PLAIN.model_copy(update={"library": "rccl"})), Path.NCCL, "rccl"),
-        (Context(topology=PLAIN, workload=Workload(architecture="parameter-server")), Path.NCCL, "parameter-server"),
-        (Context(topology=PLAIN, workload=Workload(architecture="gossip")), Path.NCCL, "gossip"),
+        (Context(topology=PLAIN.model_copy(update={"ina_active": True})), Carrier.INA_PASSTHROUGH, "network"),
+        (Context(topology=PLAIN.model_copy(update={"library": "rccl"})), Carrier.NCCL, "rccl"),
+        (Context(topology=PLAIN, workload=Workload(architecture="parameter-server")), Carrier.NCCL, "parameter-server"),
+        (Context(topology=PLAIN, workload=Workload(architecture="gossip")), Carrier.NCCL, "gossip"),
     ],
 )
-def test_hands_off(context: Context, path: Path, why: str) -> None:
+def test_hands_off(context: Context, path: Carrier, why: str) -> None:
     assert path_of(context) is path
     assert why in str(hands_off(context))
 

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 
 from dynamiccl_ray import observation
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.curriculum import load_curriculum
 from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.knowledge import Keys, Knowledge
 from dynamiccl_ray.observation import (
-    N_CHANNELS,
-    N_CHUNKS,
     PAIR_FIELDS,
     Context,
     Floats,

@@ -11,8 +11,9 @@ import torch
 from hypothesis import given, settings
 
 from dynamiccl_ray import observation, policy
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Floats, KeyView, Topology
+from dynamiccl_ray.observation import Context, Floats, KeyView, Topology
 
 
 def _view(rng: np.random.Generator, keys: int = 5) -> KeyView:

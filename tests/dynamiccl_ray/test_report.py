@@ -16,10 +16,10 @@ import pytest
 from rich.console import Console
 
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.report import detections, mean_speedup, read_run, terminal_table, write_report
 from dynamiccl_ray.report_plots import pair_colour
 from dynamiccl_ray.reward import TERMS
-from dynamiccl_ray.table import key_of
 
 KEYS = {"all_reduce/64KiB": key_of(4, 64 << 10, False), "all_reduce/1MiB": key_of(4, 1 << 20, False),
         "all_reduce/16MiB": key_of(4, 16 << 20, False)}  # fmt: skip

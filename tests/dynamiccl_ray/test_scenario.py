@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, Action, action_of, action_parts, flat_action
 from dynamiccl_ray.fabric import measured as tables
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.dynamics import Dynamics, SlowRanks
@@ -17,18 +18,8 @@ from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, OWN_PAIR, Collective, Protocol, pair_index
 from dynamiccl_ray.observation import Topology
-from dynamiccl_ray.scenario import (
-    N_ACTIONS,
-    OWN_ACTION,
-    Scenario,
-    action_of,
-    action_parts,
-    flat_action,
-    measured,
-    modelled,
-)
+from dynamiccl_ray.scenario import Scenario, measured, modelled
 from dynamiccl_ray.scenario_sampling import Sampling, random_load, sample_scenarios, surprised
-from dynamiccl_ray.table import Action
 
 SIZES = 1 << np.arange(12, 28, 3)
 P5EN = Topology(ranks=64, nodes=8, intra="nvlink", inter="efa", tier_max=3, nvls=True)

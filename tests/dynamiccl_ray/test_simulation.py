@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 from tiny_scenario import tcp, tiny
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, Action, flat_action
 from dynamiccl_ray.book import KeyBook, Samples
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.knowledge import Floats, Int64, Keys, Knowledge
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, Context, Topology, part
+from dynamiccl_ray.observation import Context, Topology, part
 from dynamiccl_ray.reward import COSTS, Reward
-from dynamiccl_ray.scenario import flat_action
 from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.stream_rewards import StreamRewards
-from dynamiccl_ray.table import Action, key_of
 
 TIME_ALONE = Reward().without(COSTS)
 TIMES = [[[10, 8, 20], [30, 40, 25]]]

@@ -7,18 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from dynamiccl_ray.actions import Action
+from dynamiccl_ray.keys import N_BINS, N_KEYS, bin_bytes, key_name, key_of, key_parts, size_bin
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR, Collective
-from dynamiccl_ray.table import (
-    N_BINS,
-    N_KEYS,
-    Action,
-    DecisionTable,
-    bin_bytes,
-    key_name,
-    key_of,
-    key_parts,
-    size_bin,
-)
+from dynamiccl_ray.table import DecisionTable
 
 actions = st.builds(
     Action,

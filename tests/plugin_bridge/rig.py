@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, Algorithm, Collective
-from dynamiccl_ray.table import DecisionTable, key_of
+from dynamiccl_ray.table import DecisionTable
 from plugin_bridge import plugin_path
 from plugin_bridge.channel import Channel, Prepared, segments
 from plugin_bridge.emulation import EmulatedJob, HostKey, HostProgram

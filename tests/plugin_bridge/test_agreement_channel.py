@@ -12,8 +12,9 @@ import time
 import numpy as np
 from rig import KEYS, Rig, host_program, stage, table_key, wait_for, write_at
 
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import Action, DecisionTable
+from dynamiccl_ray.table import DecisionTable
 from plugin_bridge.channel import Channel, Prepared
 from plugin_bridge.emulation import agreement_violations
 

@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rig import KEYS, Rig, host_program, stage, table_key, wait_for, write_at
 
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.errors import ChannelError
-from dynamiccl_ray.table import ENTRY_DTYPE, N_KEYS, Action, DecisionTable
+from dynamiccl_ray.keys import N_KEYS
+from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
 from plugin_bridge import native_dir, plugin_path
 from plugin_bridge.channel import (
     COST_ROW_DTYPE,

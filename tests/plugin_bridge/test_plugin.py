@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rig import KEYS, MIB, Rig, host_key, host_program, stage, table_key, write_at
 
+from dynamiccl_ray.actions import Action
+from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import ENTRY_DTYPE, N_KEYS, Action, DecisionTable
+from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
 from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, Channel, remove_stale, segments
 from plugin_bridge.emulation import EmulatedJob, HostProgram, agreement_violations
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_scenario import tcp, tiny
 
+from dynamiccl_ray.actions import flat_action
 from dynamiccl_ray.baselines.bandit import Bandit
 from dynamiccl_ray.baselines.coordinate_descent import CoordinateDescent
 from dynamiccl_ray.baselines.fixed import BestStaticPair, CsvTable, NcclDefault, Oracle
@@ -17,7 +18,6 @@ from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.baselines.run import Trace, run
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.presets import find_cluster
-from dynamiccl_ray.scenario import flat_action
 from dynamiccl_ray.scenario_sampling import Sampling, sample_scenarios
 
 # NCCL's own choice, then the pairs 1 and 2.

@@ -8,14 +8,15 @@ import torch
 from tiny_scenario import tcp, tiny
 from torch import Tensor
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.baselines.learned import COMPARED, DRAWN, EPOCH, SETTLED, LearnedPolicy, learned
 from dynamiccl_ray.baselines.run import Trace, run
 from dynamiccl_ray.evaluation import Procedure, gap_closed, play
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.knobs import OWN_PAIR
-from dynamiccl_ray.observation import N_CHANNELS, N_CHUNKS, PAIR_FIELDS, part
+from dynamiccl_ray.observation import PAIR_FIELDS, part
 from dynamiccl_ray.policy import MASKED, PolicyNetwork
-from dynamiccl_ray.scenario import OWN_ACTION, Scenario, action_parts, flat_action
+from dynamiccl_ray.scenario import Scenario
 from dynamiccl_ray.simulation import BASELINE_SAMPLES
 
 BUSY = Load(inter_bandwidth=0.2)
