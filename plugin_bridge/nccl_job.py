@@ -80,7 +80,7 @@ class _Page:
         first = _PAGE_BYTES // 8
         ranks = words[first : first + n_ranks * _RANK_BYTES // 8].reshape(n_ranks, _RANK_BYTES // 8)
         self.begun, self.intent, self.pid_and_state = ranks[:, 0], ranks[:, 1], ranks[:, 2]
-        self.host_ns, self.iteration_ns = ranks[:, 3], ranks[:, 4]
+        self.host_ns, self.iteration_ns, self.thread = ranks[:, 3], ranks[:, 4], ranks[:, 5]
         self.switches = words[_SWITCHES // 8 : _SWITCHES // 8 + MAX_SWITCHES]
         self._barrier = threading.Lock()
         self[_CREDIT] = self[_STOP_AT] = FREE_RUNNING
@@ -132,13 +132,19 @@ class _Process:
     stderr: Path
 
 
+def read_log(path: Path) -> LOG:
+    """What one process's ranks played, less a torn last record; nothing where there is no file yet."""
+    data = path.read_bytes() if path.exists() else b""
+    return np.frombuffer(data, LOG_DTYPE, count=len(data) // LOG_DTYPE.itemsize)
+
+
 class NcclJob:
     """The processes of a job; a context manager that leaves none of them behind.
 
     ``library`` is the NCCL to run: one that ``plugin_bridge.real_nccl`` built, or the emulated one. ``env`` is added
     to the environment of every process, ``env_of`` to that of each node. ``times`` says how long everything takes;
-    without, a formula does. ``ranks_per_process`` ranks share a process, a thread each. ``directory`` receives the
-    program, the times, the job page, the logs and what the processes print.
+    without, a formula does. ``ranks_per_process`` ranks of a node share a process, a thread each. ``directory``
+    receives the program, the times, the job page, the logs and what the processes print.
     """
 
     def __init__(
@@ -158,6 +164,9 @@ class NcclJob:
         for what, path in (("the host of jobs", host), ("the NCCL library", library)):
             if not path.is_file():
                 raise ValueError(f"{what} {path} does not exist; build it with `make native` or `make real-nccl`")
+        for first in range(0, len(program.ranks), ranks_per_process):
+            if len({rank.node for rank in program.ranks[first : first + ranks_per_process]}) > 1:
+                raise ValueError(f"{ranks_per_process} ranks per process: one would have ranks of two nodes")
         directory.mkdir(parents=True, exist_ok=True)
         self.program = program
         self._directory = directory
@@ -194,7 +203,7 @@ class NcclJob:
             env = {**self._env, "GPU_LOG": str(log), **(self._env_of[node] if self._env_of else {})}
             with stderr.open("wb") as output:
                 popen = subprocess.Popen(
-                    [*self._command, "--ranks", f"{first}-{last}"],
+                    [*self._command, "--ranks", f"{first}-{last}", "--parent", str(os.getpid())],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -229,12 +238,11 @@ class NcclJob:
         """Lets ``n`` more steps begin and returns the new credit; a free-running job is limited first."""
         if n < 0:
             raise ValueError(f"cannot add a credit of {n}")
-        credit = self._page[_CREDIT]
-        if credit == FREE_RUNNING:
-            with self._page.held() as unbegun:
-                credit = unbegun
-        self.set_credit(credit + n)
-        return credit + n
+        with self._page.held() as unbegun:
+            credit = self._page[_CREDIT]
+            credit = (unbegun if credit == FREE_RUNNING else credit) + n
+            self.set_credit(credit)
+        return credit
 
     def schedule_phase(self, phase: int, at: int | None = None) -> int:
         """Switches every rank to phase ``phase`` of the times at the same step, and returns which one.
@@ -300,7 +308,7 @@ class NcclJob:
                 ) from None
         return self.returncodes()
 
-    def await_ranks(self, timeout: float = 60.0) -> None:
+    def await_ranks(self, timeout: float = 180.0) -> None:
         """Waits until every rank has run its setup. Raises HostError where one failed or time is up."""
         deadline = time.monotonic() + timeout
         while set(self.states()) - {"running", "waiting", "finished"}:
@@ -327,9 +335,7 @@ class NcclJob:
 
     def log(self, process: int) -> LOG:
         """What one process's ranks played, as far as it was written; complete once it has ended."""
-        path = self._processes[process].log
-        data = path.read_bytes() if path.exists() else b""
-        return np.frombuffer(data, LOG_DTYPE, count=len(data) // LOG_DTYPE.itemsize)
+        return read_log(self._processes[process].log)
 
     def logs(self) -> LOG:
         """All of them, one after the other."""
@@ -337,6 +343,10 @@ class NcclJob:
 
     def stderr(self, process: int) -> str:
         return self._processes[process].stderr.read_text(errors="replace")
+
+    def threads(self) -> list[int]:
+        """The kernel's number of the thread that runs each rank; 0 before it does."""
+        return [int(number) for number in self._page.thread]
 
     # -- lifetime --
 

@@ -18,7 +18,7 @@ import numpy as np
 from dynamiccl_ray.knobs import Collective
 
 _MAGIC: Final = b"DCCLPROG"
-_VERSION: Final = 2
+_VERSION: Final = 3
 MAX_RANKS: Final = 64
 _NAME_BYTES: Final = 64
 DEVICE: Final = 255
@@ -85,8 +85,9 @@ class _Code(IntEnum):
     CAPTURE = 17
     END_CAPTURE = 18
     REPLAY = 19
-    REGISTER = 20
-    DEREGISTER = 21
+    DROP = 20
+    REGISTER = 21
+    DEREGISTER = 22
 
 
 class DataType(IntEnum):
@@ -149,7 +150,9 @@ class Ops:
     # -- communicators --
 
     def init(self, comm: Comm) -> None:
-        self._add(_Code.INIT, comm=comm.number, peer=comm.place(self.rank), value=comm.size)
+        # The first of those that run here makes the unique id.
+        first = int(self.rank == comm.ranks[0])
+        self._add(_Code.INIT, func=first, comm=comm.number, peer=comm.place(self.rank), value=comm.size)
 
     def split(self, parent: Comm, comm: Comm | None, *, color: int = 0) -> None:
         """With no communicator this rank takes part and gets none."""
@@ -238,6 +241,10 @@ class Ops:
 
     def replay(self, graph: int, *, stream: int = 0) -> None:
         self._add(_Code.REPLAY, stream=stream, peer=graph)
+
+    def drop(self, graph: int) -> None:
+        """Lets go of a graph: NCCL keeps the communicators in it until then, and their ``destroy`` waits."""
+        self._add(_Code.DROP, peer=graph)
 
 
 SEND_RECV: Final = 5

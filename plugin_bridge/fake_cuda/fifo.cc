@@ -1,6 +1,7 @@
 #include "fifo.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -93,7 +94,19 @@ void forget(const void *base, size_t bytes) {
     for (auto i = all.known.begin(); i != all.known.end();)
         i = within(*i, base, bytes) ? all.known.erase(i) : std::next(i);
     auto gone = [&](const Fifo &fifo) { return within(fifo.size, base, bytes); };
-    all.fifos.erase(std::remove_if(all.fifos.begin(), all.fifos.end(), gone), all.fifos.end());
+    if (std::none_of(all.fifos.begin(), all.fifos.end(), gone))
+        return;
+    uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), from = reinterpret_cast<uintptr_t>(base);
+    uintptr_t first = from / page * page;
+    // Of shared memory this makes a second mapping.
+    void *kept = mremap(reinterpret_cast<void *>(first), 0, from + bytes - first, MREMAP_MAYMOVE);
+    if (kept == MAP_FAILED) {
+        all.fifos.erase(std::remove_if(all.fifos.begin(), all.fifos.end(), gone), all.fifos.end());
+        return;
+    }
+    for (Fifo &fifo : all.fifos)
+        if (gone(fifo))
+            fifo.size = static_cast<char *>(kept) + (reinterpret_cast<uintptr_t>(fifo.size) - first);
 }
 
 } // namespace fake

@@ -15,7 +15,8 @@ namespace fake {
 // next message.
 void feed(volatile void *size, int slots, size_t stride, volatile uint64_t *tail);
 void drain(volatile uint64_t *head);
-// Nothing in this memory is touched from now on.
+// Nothing at these addresses is touched from now on. Memory that is shared goes on being fed: the proxy of
+// another process may still send from it, and here its kernel has ended long ago.
 void forget(const void *base, size_t bytes);
 
 } // namespace fake

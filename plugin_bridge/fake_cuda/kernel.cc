@@ -112,8 +112,8 @@ struct Reader {
             works[0].proto = static_cast<uint8_t>(function.proto);
             works[0].channels = static_cast<uint8_t>(__builtin_popcountll(args.channelMask));
             works[0].bytes += broadcast_bytes(at);
-            if (batches.back().count == 1)
-                return;
+            // Each part counts as work of the channel.
+            share = batches.back().count == 0 ? 1 : 0;
         }
         members.push_back({static_cast<uint16_t>(index), share});
         batches.back().count++;

@@ -427,6 +427,10 @@ API CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CU
     case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
         *static_cast<int *>(data) = 1;
         return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        /* As memory from cuMemCreate() was asked for; none for other memory. */
+        *static_cast<int *>(data) = range.backing ? range.backing->prop.requestedHandleTypes : 0;
+        return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
         *static_cast<CUdeviceptr *>(data) = reinterpret_cast<CUdeviceptr>(range.base);
         return CUDA_SUCCESS;

@@ -183,6 +183,16 @@ struct gpu_stream *gpu_stream_create(int device) {
     return stream;
 }
 
+/* Under gpu_lock. A stream may go before the capture that it joined ends. */
+static void leave_capture(struct gpu_stream *stream) {
+    struct gpu_stream **p = stream->capture ? &stream->capture->joined : NULL;
+    while (p && *p && *p != stream)
+        p = &(*p)->capture_next;
+    if (p && *p)
+        *p = stream->capture_next;
+    stream->capture = NULL;
+}
+
 /* Under gpu_lock. */
 static void unlink_stream(struct gpu_stream *stream) {
     for (struct gpu_stream **p = &streams; *p; p = &(*p)->next)
@@ -196,6 +206,7 @@ static void unlink_stream(struct gpu_stream *stream) {
 void gpu_stream_destroy(struct gpu_stream *stream) {
     pthread_mutex_lock(&gpu_lock);
     stream->destroyed = true;
+    leave_capture(stream);
     if (stream->head == NULL && !stream->playing)
         unlink_stream(stream);
     pthread_mutex_unlock(&gpu_lock);
@@ -312,16 +323,25 @@ void gpu_stream_sync(struct gpu_stream *stream) {
     gpu_event_destroy(event);
 }
 
+/* A stream that has nothing to do may have ended later than the host is, in virtual time. */
 void gpu_device_sync(int device) {
     for (;;) {
+        uint64_t ns = 0;
         pthread_mutex_lock(&gpu_lock);
-        struct gpu_stream *busy = streams;
-        while (busy && (busy->device != device || busy->destroyed || busy->head == NULL))
-            busy = busy->next;
+        struct gpu_stream *stream = streams;
+        for (; stream; stream = stream->next) {
+            if (stream->device != device || stream->destroyed)
+                continue;
+            if (stream->head)
+                break;
+            ns = stream->clock_ns > ns ? stream->clock_ns : ns;
+        }
         pthread_mutex_unlock(&gpu_lock);
-        if (busy == NULL)
+        if (stream == NULL) {
+            host_reaches(device, ns);
             return;
-        gpu_stream_sync(busy);
+        }
+        gpu_stream_sync(stream);
     }
 }
 

@@ -1,7 +1,8 @@
 /* A GPU that computes nothing: streams whose work takes the time that it is said to take.
  *
  * It stands under NCCL's own host code (plugin_bridge/fake_cuda gives it CUDA's interface) and under the
- * emulated NCCL (plugin_bridge/host), so that the two are timed alike and differ in nothing but NCCL.
+ * emulated NCCL (plugin_bridge/emulated_nccl), so that the two are timed alike and differ in nothing but
+ * NCCL.
  *
  * Time is virtual: nanoseconds since the job began, on one clock for all processes of a job. A stream's work
  * begins when what came before it has ended, and not before it was launched; what the host itself does takes

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -73,6 +74,20 @@ int meeting_open(const char *path) {
     return 0;
 }
 
+/* Two locks: that of a file keeps other processes out, but not the threads of this one. The kernel drops it
+ * when a process dies. */
+static pthread_mutex_t joining = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock_page(void) {
+    pthread_mutex_lock(&joining);
+    flock(page_fd, LOCK_EX);
+}
+
+static void unlock_page(void) {
+    flock(page_fd, LOCK_UN);
+    pthread_mutex_unlock(&joining);
+}
+
 static struct meeting_comm *comm_at(uint32_t i) {
     return (struct meeting_comm *)((char *)page + 4096 + i * comm_bytes(page->max_ranks));
 }
@@ -81,8 +96,7 @@ struct meeting_comm *meeting_join(uint64_t id, uint32_t expected) {
     struct meeting_comm *found = NULL;
     if (page == NULL || id == 0)
         return NULL;
-    /* The kernel drops the lock of a process that dies. */
-    flock(page_fd, LOCK_EX);
+    lock_page();
     for (uint32_t i = 0; i < page->max_comms; i++) {
         struct meeting_comm *comm = comm_at(i);
         if (comm->id == id) {
@@ -99,17 +113,17 @@ struct meeting_comm *meeting_join(uint64_t id, uint32_t expected) {
     }
     if (found != NULL)
         found->users++;
-    flock(page_fd, LOCK_UN);
+    unlock_page();
     return found;
 }
 
 void meeting_leave(struct meeting_comm *comm) {
     if (comm == NULL)
         return;
-    flock(page_fd, LOCK_EX);
+    lock_page();
     if (--comm->users == 0)
         comm->id = 0;
-    flock(page_fd, LOCK_UN);
+    unlock_page();
 }
 
 void meeting_arrive(struct meeting_comm *comm, uint64_t ordinal, uint64_t ns, uint64_t what) {

@@ -9,18 +9,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "log.h"
 #include "meeting.h"
 #include "times.h"
 
 /* Channels begin and end a little apart: by up to this share of the time. */
 #define CHANNEL_SKEW 64
 #define EPOCH_NS 1700000000000000000u
-#define LOG_BUFFER (1 << 16)
-_Static_assert(sizeof(struct gpu_log_record) == 80, "mirrored in nccl_job.py");
 
 static double pace;
 static uint64_t least_ns;
-static FILE *log_file;
 
 struct gpu_comm {
     struct gpu_comm *next;
@@ -34,7 +32,7 @@ struct gpu_comm {
 
 /* Work that is being played. */
 struct running {
-    bool begun;
+    bool begun, numbered;
     uint8_t first_channel, channels_left, members;
     uint64_t ordinal, sent, received;
     uint64_t priced_ns; /* with noise */
@@ -109,13 +107,15 @@ void gpu_comm_register(const void *key, const struct gpu_comm_info *info) {
 
 void gpu_comm_forget(const void *key) {
     pthread_mutex_lock(&registry);
-    struct gpu_comm *found = NULL;
+    struct gpu_comm *found = NULL, **at = NULL;
+    /* The first of that name: its address may be another communicator's by now. */
     for (struct gpu_comm **p = &comms; *p; p = &(*p)->next)
-        if ((*p)->key == key) {
-            found = *p;
-            *p = found->next;
-            break;
-        }
+        if ((*p)->key == key)
+            at = p;
+    if (at) {
+        found = *at;
+        *at = found->next;
+    }
     pthread_mutex_unlock(&registry);
     release_comm(found);
 }
@@ -166,27 +166,40 @@ static void price(struct gpu_comm *comm, uint32_t phase, const struct gpu_work *
     double sigma;
     double ns = times_ns(number, phase, work, same_node, &sigma);
     if (comm)
-        ns *= times_noise(comm->info.id, rank, run->ordinal, sigma);
+        ns *= times_noise(number, rank, run->ordinal, sigma);
     run->priced_ns = ns < 1 ? 1 : (uint64_t)ns;
 }
 
-/* Ordinals are given in the order of the works, which is the same on every rank. */
+static void number_work(struct gpu_comm *comm, const struct gpu_work *work, struct running *run) {
+    if (comm && is_transfer(work)) {
+        run->ordinal = comm->transfers++;
+        if (work->send_peer >= 0)
+            run->sent = comm->sent[work->send_peer]++;
+        if (work->recv_peer >= 0)
+            run->received = comm->received[work->recv_peer]++;
+    } else if (comm) {
+        run->ordinal = comm->collectives++;
+    }
+}
+
+/* Ordinals are given channel by channel: all ranks of a collective, and both ends of a transfer, have it on
+ * the same channels. */
 static void number_works(struct play *play, uint32_t phase) {
     struct gpu_kernel *kernel = &play->kernel;
-    struct gpu_comm *comm = kernel->comm;
-    for (uint32_t i = 0; i < kernel->n_works; i++) {
-        const struct gpu_work *work = &kernel->works[i];
-        struct running *run = &play->running[i];
-        if (comm && is_transfer(work)) {
-            run->ordinal = comm->transfers++;
-            if (work->send_peer >= 0)
-                run->sent = comm->sent[work->send_peer]++;
-            if (work->recv_peer >= 0)
-                run->received = comm->received[work->recv_peer]++;
-        } else if (comm) {
-            run->ordinal = comm->collectives++;
+    for (int c = 0; c < GPU_MAX_CHANNELS; c++) {
+        const struct lane *lane = &play->lanes[c];
+        for (int b = 0; b < lane->count; b++) {
+            const struct gpu_batch *batch = &kernel->batches[lane->batches[b]];
+            for (int m = 0; m < batch->count; m++) {
+                int w = kernel->members[batch->first + m].work;
+                struct running *run = &play->running[w];
+                if (!run->numbered) {
+                    run->numbered = true;
+                    number_work(kernel->comm, &kernel->works[w], run);
+                    price(kernel->comm, phase, &kernel->works[w], run);
+                }
+            }
         }
-        price(comm, phase, work, run);
     }
 }
 
@@ -280,7 +293,7 @@ static bool joined(const struct play *play, int work_index, uint64_t *since_ns) 
 
 static void tell(struct gpu_counters *counters, uint64_t counter, uint64_t timestamp) {
     size_t cell = counter % GPU_COUNTERS;
-    counters->data[cell].timestamp = timestamp;
+    __atomic_store_n(&counters->data[cell].timestamp, timestamp, __ATOMIC_RELAXED);
     __atomic_store_n(&counters->data[cell].counter, counter, __ATOMIC_RELEASE);
 }
 
@@ -344,7 +357,7 @@ static void log_work(const struct gpu_op *op, const struct play *play, int work_
         .device = (uint8_t)device,
         .number = comm ? comm->info.number : 0,
     };
-    fwrite(&record, sizeof(record), 1, log_file);
+    gpu_log_add(&record);
 }
 
 /* True once the batch has ended. */
@@ -377,7 +390,7 @@ static bool end_batch(const struct gpu_op *op, struct play *play, struct lane *l
         int w = play->kernel.members[batch->first + m].work;
         struct running *run = &play->running[w];
         run->stop_ns = stop > run->stop_ns ? stop : run->stop_ns;
-        if (--run->channels_left == 0 && log_file && !aborted)
+        if (--run->channels_left == 0 && gpu_log_is_open() && !aborted)
             log_work(op, play, w, device);
     }
     lane->begun = false;
@@ -459,22 +472,14 @@ bool player_turn(bool *queued) {
         *queued = true;
         happened |= play_stream(stream);
     }
-    if (!happened && log_file)
-        fflush(log_file);
+    if (!happened)
+        gpu_log_flush();
     return happened;
 }
 
 int player_open(void) {
-    const char *text = getenv("GPU_PACE"), *least = getenv("GPU_LEAST_US"), *path = getenv("GPU_LOG");
+    const char *text = getenv("GPU_PACE"), *least = getenv("GPU_LEAST_US");
     pace = text ? strtod(text, NULL) : 0;
     least_ns = (uint64_t)(1e3 * (least ? strtod(least, NULL) : 0));
-    if (path == NULL || *path == 0)
-        return 0;
-    log_file = fopen(path, "wb");
-    if (log_file == NULL) {
-        fprintf(stderr, "cannot write GPU_LOG=%s\n", path);
-        return -1;
-    }
-    setvbuf(log_file, NULL, _IOFBF, LOG_BUFFER);
-    return 0;
+    return gpu_log_open();
 }

@@ -43,7 +43,7 @@ struct gpu_stream {
     int device;
     bool destroyed, playing;
     struct gpu_op *head, *tail;
-    uint64_t clock_ns; /* virtual end of what was played; the player's */
+    uint64_t clock_ns; /* virtual end of what was played; the player's while anything is queued */
     struct gpu_graph *capture;
     struct gpu_stream *next, *capture_next;
 };

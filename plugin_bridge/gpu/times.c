@@ -183,7 +183,7 @@ bool times_has(uint32_t number, uint32_t func, uint64_t bytes, int algo, int pro
     return true;
 }
 
-/* Sebastiano Vigna's splitmix64 step as a stateless mixer; times.py has the same. */
+/* Sebastiano Vigna's splitmix64 step as a stateless mixer. */
 static uint64_t mix64(uint64_t x) {
     x += 0x9e3779b97f4a7c15u;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -191,7 +191,7 @@ static uint64_t mix64(uint64_t x) {
     return x ^ (x >> 31);
 }
 
-/* Standard normal number `index` of stream `seed` (Box and Muller 1958); times.py has the same. */
+/* Standard normal number `index` of stream `seed` (Box and Muller 1958). */
 static double normal(uint64_t seed, uint64_t index) {
     uint64_t stream = mix64(seed);
     double u1 = (double)((mix64(stream ^ (2 * index)) >> 11) + 1) * 0x1p-53; /* (0, 1] */
@@ -199,10 +199,10 @@ static double normal(uint64_t seed, uint64_t index) {
     return sqrt(-2.0 * log(u1)) * cos(6.283185307179586476925 * u2);
 }
 
-double times_noise(uint64_t id, int rank, uint64_t ordinal, double sigma) {
+double times_noise(uint32_t number, int rank, uint64_t ordinal, double sigma) {
     if (header == NULL)
         return 1;
-    uint64_t shared = header->noise_seed ^ mix64(id);
+    uint64_t shared = header->noise_seed ^ mix64(number);
     double log_factor = sigma > 0 ? sigma * normal(shared, ordinal) : 0;
     if (header->n_noise)
         log_factor += noise[(ordinal + mix64(shared)) % header->n_noise];

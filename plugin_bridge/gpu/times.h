@@ -78,8 +78,8 @@ double times_ns(uint32_t number, uint32_t phase, const struct gpu_work *work, bo
  * file. */
 bool times_has(uint32_t number, uint32_t func, uint64_t bytes, int algo, int proto);
 
-/* The factor on the time of collective `ordinal` of communicator `id` at `rank`. */
-double times_noise(uint64_t id, int rank, uint64_t ordinal, double sigma);
+/* The factor on the time of collective `ordinal` of communicator `number` at `rank`. */
+double times_noise(uint32_t number, int rank, uint64_t ordinal, double sigma);
 
 #ifdef __cplusplus
 }

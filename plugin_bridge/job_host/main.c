@@ -7,21 +7,49 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "rank.h"
 
 static const char usage[] =
-    "usage: dynamiccl-nccl-job --nccl LIBRARY --program FILE --page FILE --ranks A-B\n"
+    "usage: dynamiccl-nccl-job --nccl LIBRARY --program FILE --page FILE --ranks A-B [--parent PID]\n"
     "\n"
     "  --nccl LIBRARY   NCCL on a virtual GPU: libnccl.so.2 of `make real-nccl`, or libnccl-emulated.so\n"
     "  --program FILE   what the ranks do (written by plugin_bridge/program.py)\n"
     "  --page FILE      the job page\n"
-    "  --ranks A-B      which ranks run in this process; A alone for one\n";
+    "  --ranks A-B      which ranks run in this process; A alone for one\n"
+    "  --parent PID     end with that process, which started this one\n";
+
+enum { WATCH_NS = 100000000, GRACE_S = 1 };
+
+static pid_t parent;
 
 static void on_signal(int signal) {
     (void)signal;
     job_signalled = 1;
+}
+
+/* Comes when the thread that started this process ends; only where the process did is this one an orphan. */
+static void on_parents_death(int signal) {
+    (void)signal;
+    if (getppid() == parent)
+        return;
+    job_signalled = 1;
+    alarm(GRACE_S); /* for ranks that wait inside of NCCL */
+}
+
+/* False where the parent is gone already. */
+static int follow_parent(const char *text) {
+    char *end;
+    parent = (pid_t)strtol(text, &end, 10);
+    if (parent <= 0 || *end)
+        return -1;
+    struct sigaction action = {.sa_handler = on_parents_death};
+    sigaction(SIGHUP, &action, NULL);
+    prctl(PR_SET_PDEATHSIG, SIGHUP);
+    return getppid() == parent;
 }
 
 static int parse_ranks(const char *text, uint32_t *first, uint32_t *last) {
@@ -38,13 +66,54 @@ static int parse_ranks(const char *text, uint32_t *first, uint32_t *last) {
     return 0;
 }
 
+/* NCCL waits for a rank that died until somebody aborts the communicator. Nobody does here: once the job is
+ * over for everybody else, this process just ends. */
+static void watch(const struct job *job, uint32_t first, uint32_t last) {
+    static int looks; /* since the job is over */
+    page_look(job->page, first, last);
+    uint32_t by = page_aborted_by(job->page);
+    if (by == UINT32_MAX || ++looks < GRACE_S * 1000000000ll / WATCH_NS)
+        return;
+    fprintf(stderr, "[ranks %u to %u] rank %u failed or died, and NCCL waits for it\n", first, last, by);
+    _exit(by >= first && by <= last ? EXIT_RANK_FAILED : EXIT_PEER_DIED);
+}
+
+static struct timespec soon(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    at.tv_nsec += WATCH_NS;
+    at.tv_sec += at.tv_nsec / 1000000000;
+    at.tv_nsec %= 1000000000;
+    return at;
+}
+
+/* Each on a thread of its own; returns the worst of their codes. */
+static int run_ranks(const struct job *job, uint32_t first, uint32_t last) {
+    pthread_t threads[PROGRAM_MAX_RANKS];
+    struct rank_args args[PROGRAM_MAX_RANKS];
+    int worst = EXIT_OK;
+    uint32_t n = last - first + 1;
+    for (uint32_t i = 0; i < n; i++) {
+        args[i] = (struct rank_args){.job = job, .rank = first + i};
+        if (pthread_create(&threads[i], NULL, run_rank, &args[i]) != 0)
+            abort();
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        for (struct timespec until = soon(); pthread_timedjoin_np(threads[i], NULL, &until) == ETIMEDOUT;
+             until = soon())
+            watch(job, first, last);
+        worst = args[i].code > worst ? args[i].code : worst;
+    }
+    return worst;
+}
+
 int main(int argc, char **argv) {
     const char *library = NULL, *program = NULL, *page = NULL, *ranks = NULL;
-    const struct option options[] = {{"nccl", required_argument, NULL, 'n'},
-                                     {"program", required_argument, NULL, 'p'},
-                                     {"page", required_argument, NULL, 'j'},
-                                     {"ranks", required_argument, NULL, 'r'},
-                                     {0}};
+    int has_parent = 1;
+    const struct option options[] = {
+        {"nccl", required_argument, NULL, 'n'},   {"program", required_argument, NULL, 'p'},
+        {"page", required_argument, NULL, 'j'},   {"ranks", required_argument, NULL, 'r'},
+        {"parent", required_argument, NULL, 'a'}, {0}};
     for (int which; (which = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (which == 'n')
             library = optarg;
@@ -54,9 +123,15 @@ int main(int argc, char **argv) {
             page = optarg;
         else if (which == 'r')
             ranks = optarg;
-        else
-            ranks = library = NULL;
+        else if (which == 'a')
+            has_parent = follow_parent(optarg);
+        if (which == '?' || has_parent < 0) {
+            fputs(usage, stderr);
+            return EXIT_USAGE;
+        }
     }
+    if (!has_parent)
+        return EXIT_OK;
     uint32_t first, last;
     if (!library || !program || !page || !ranks || optind < argc || parse_ranks(ranks, &first, &last) != 0) {
         fputs(usage, stderr);
@@ -75,21 +150,9 @@ int main(int argc, char **argv) {
         return EXIT_USAGE;
     }
     job.page = page_open(page, header->n_ranks, header->n_comms);
+    job.alone = first == last;
     if (job.page == NULL || nccl_open(&nccl, library) != 0)
         return EXIT_USAGE;
 
-    pthread_t threads[PROGRAM_MAX_RANKS];
-    struct rank_args args[PROGRAM_MAX_RANKS];
-    int worst = EXIT_OK;
-    uint32_t n = last - first + 1;
-    for (uint32_t i = 0; i < n; i++) {
-        args[i] = (struct rank_args){.job = &job, .rank = first + i};
-        if (pthread_create(&threads[i], NULL, run_rank, &args[i]) != 0)
-            abort();
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        pthread_join(threads[i], NULL);
-        worst = args[i].code > worst ? args[i].code : worst;
-    }
-    return worst;
+    return run_ranks(&job, first, last);
 }

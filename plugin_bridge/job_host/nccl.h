@@ -29,6 +29,14 @@ struct nccl_config {
 };
 enum { NCCL_CONFIG_MAGIC = (int)0xcafebeef, NCCL_CONFIG_VERSION = 22700, NCCL_UNDEFINED = INT32_MIN };
 
+/* ncclSimInfo_t, which came with 2.22. */
+struct nccl_sim_info {
+    size_t size;
+    unsigned magic, version;
+    float estimated_us;
+};
+enum { NCCL_SIM_INFO_MAGIC = 0x74685283, NCCL_SIM_INFO_VERSION = 22200 };
+
 #define NCCL_FUNCTIONS(F)                                                                                    \
     F(nccl_result, ncclGetUniqueId, (struct nccl_unique_id *))                                               \
     F(nccl_result, ncclCommInitRankConfig,                                                                   \
@@ -43,7 +51,7 @@ enum { NCCL_CONFIG_MAGIC = (int)0xcafebeef, NCCL_CONFIG_VERSION = 22700, NCCL_UN
     F(nccl_result, ncclCommUserRank, (nccl_comm, int *))                                                     \
     F(nccl_result, ncclGroupStart, (void))                                                                   \
     F(nccl_result, ncclGroupEnd, (void))                                                                     \
-    F(nccl_result, ncclGroupSimulateEnd, (void *))                                                           \
+    F(nccl_result, ncclGroupSimulateEnd, (struct nccl_sim_info *))                                           \
     F(nccl_result, ncclBroadcast, (const void *, void *, size_t, int, int, nccl_comm, void *))               \
     F(nccl_result, ncclReduce, (const void *, void *, size_t, int, int, int, nccl_comm, void *))             \
     F(nccl_result, ncclAllGather, (const void *, void *, size_t, int, nccl_comm, void *))                    \

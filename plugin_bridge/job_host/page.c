@@ -59,6 +59,7 @@ struct page *page_open(const char *path, uint32_t n_ranks, uint32_t n_comms) {
 
 void page_take(struct place *place, struct page *page, uint32_t rank, uint64_t window) {
     *place = (struct place){.page = page, .rank = rank, .window = window};
+    atomic_store(&page->ranks[rank].thread, (int32_t)gettid());
     atomic_store(&page->ranks[rank].pid, (int32_t)getpid());
 }
 
@@ -101,13 +102,12 @@ static int process_is_dead(int32_t pid) {
     return name_end != NULL && (name_end[2] == 'Z' || name_end[2] == 'X');
 }
 
-static void look_for_dead_peers(struct place *place) {
-    struct page *page = place->page;
+void page_look(struct page *page, uint32_t first, uint32_t last) {
     for (uint32_t i = 0; i < page->n_ranks; i++) {
         struct page_rank *peer = &page->ranks[i];
         uint32_t state = atomic_load(&peer->state);
         int32_t pid = atomic_load(&peer->pid);
-        if (i == place->rank || state == RANK_FINISHED || pid == 0)
+        if ((i >= first && i <= last) || state == RANK_FINISHED || pid == 0)
             continue;
         if (state != RANK_FAILED && !process_is_dead(pid))
             continue;
@@ -117,6 +117,29 @@ static void look_for_dead_peers(struct place *place) {
         uint64_t nobody = 0;
         atomic_compare_exchange_strong(&page->abort_by, &nobody, (uint64_t)i + 1);
         return;
+    }
+}
+
+static void look_for_dead_peers(struct place *place) {
+    page_look(place->page, place->rank, place->rank);
+}
+
+void page_await_end(struct place *place) {
+    const struct page *page = place->page;
+    uint64_t next_look = now_ns() + LIVENESS_PERIOD_NS;
+    for (uint32_t i = 0; i < page->n_ranks;) {
+        uint32_t state = atomic_load(&page->ranks[i].state);
+        if (page_aborted_by(page) != UINT32_MAX || job_signalled)
+            return;
+        if (state == RANK_ABSENT || state == RANK_FINISHED || state == RANK_FAILED) {
+            i++;
+            continue;
+        }
+        nap();
+        if (now_ns() >= next_look) {
+            look_for_dead_peers(place);
+            next_look = now_ns() + LIVENESS_PERIOD_NS;
+        }
     }
 }
 

@@ -7,7 +7,7 @@
  * Who writes what:
  *   Python           credit, hold, stop_at, switches, the counts
  *   rank i           ranks[i]
- *   rank 0 of one    ids[communicator]
+ *   the first of one ids[communicator]
  *   anyone           abort_by, once, by compare and swap */
 #ifndef DYNAMICCL_JOB_PAGE_H
 #define DYNAMICCL_JOB_PAGE_H
@@ -36,6 +36,7 @@ struct page_rank {
     _Atomic uint32_t state;
     _Atomic uint64_t host_ns;      /* virtual time at the end of the last step */
     _Atomic uint64_t iteration_ns; /* virtual time that it took */
+    _Atomic int32_t thread;        /* that runs the rank, as the kernel numbers them */
 };
 
 /* How the ranks of a communicator get its unique id. */
@@ -96,8 +97,13 @@ int page_await_id(struct place *place, uint32_t comm, uint64_t turn, char *id);
  * release store that lowers `hold` pairs with the acquire load here. */
 enum admission page_admit(struct place *place, uint64_t index, uint32_t *peer);
 
+/* Waits until no rank runs any more: NCCL's proxies may still need what other processes of the node have. */
+void page_await_end(struct place *place);
+
 /* Records that this rank failed; true where it was the first of the job to say so. */
 int page_fail(struct place *place);
+/* Looks whether any rank but `first` to `last` failed or died, and records that. */
+void page_look(struct page *page, uint32_t first, uint32_t last);
 uint32_t page_aborted_by(const struct page *page); /* rank, or UINT32_MAX */
 
 /* Set by the signal handler for SIGTERM and SIGINT. */

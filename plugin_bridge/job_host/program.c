@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -15,9 +16,9 @@ _Static_assert(sizeof(struct program_comm) == 136, "mirrored in program.py");
 _Static_assert(sizeof(struct program_header) == 72, "mirrored in program.py");
 
 static const char *check_op(const struct program_header *header, const struct program_op *op) {
-    int peer_limit = op->code == OP_RECORD || op->code == OP_WAIT          ? PROGRAM_EVENTS
-                     : op->code == OP_END_CAPTURE || op->code == OP_REPLAY ? PROGRAM_GRAPHS
-                                                                           : INT32_MAX;
+    bool event = op->code == OP_RECORD || op->code == OP_WAIT;
+    bool graph = op->code == OP_END_CAPTURE || op->code == OP_REPLAY || op->code == OP_DROP;
+    int peer_limit = event ? PROGRAM_EVENTS : graph ? PROGRAM_GRAPHS : INT32_MAX;
     if (op->code >= OP_CODES)
         return "an operation of an unknown kind";
     if (op->comm >= header->n_comms || op->from >= header->n_comms)

@@ -14,7 +14,7 @@
 
 #define PROGRAM_MAGIC "DCCLPROG"
 enum {
-    PROGRAM_VERSION = 2,
+    PROGRAM_VERSION = 3,
     PROGRAM_NAME_BYTES = 64,
     PROGRAM_MAX_RANKS = 64,
     PROGRAM_STREAMS = 8,
@@ -23,7 +23,7 @@ enum {
 };
 
 enum op_code {
-    OP_INIT,     /* comm; peer: rank in it, value: its size */
+    OP_INIT,     /* comm; peer: rank in it, value: its size; func: 1 makes the unique id */
     OP_SPLIT,    /* comm, from; peer: color or -1, value: key */
     OP_SHRINK,   /* comm, from; value: bit per rank that is left out; not called by those */
     OP_FINALIZE, /* comm */
@@ -43,6 +43,7 @@ enum op_code {
     OP_CAPTURE,     /* stream */
     OP_END_CAPTURE, /* stream, peer: graph */
     OP_REPLAY,      /* stream, peer: graph */
+    OP_DROP,        /* peer: graph, which NCCL waits for before it lets its communicators go */
     OP_REGISTER,    /* comm: the job's buffer */
     OP_DEREGISTER,  /* comm */
     OP_CODES

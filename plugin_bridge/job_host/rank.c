@@ -1,9 +1,11 @@
 #define _GNU_SOURCE
 #include "rank.h"
+#include "proxies.h"
 
 #include <math.h>
 #include <pthread.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +19,7 @@ struct comm {
     const void *key; /* what its kernels carry; NULL: not registered */
     void *registered;
     uint64_t inits;
+    bool is_new; /* made in a group that has not ended */
 };
 
 struct rank {
@@ -99,10 +102,14 @@ static int settle_if_told(struct rank *rank, uint16_t number) {
     return rank->job->program.comms[number].blocking ? 0 : settle(rank, &rank->comms[number]);
 }
 
-/* Tells the virtual GPU whose kernels it will see. */
+/* Tells the virtual GPU whose kernels it will see. A communicator that is made in a group is there when that
+ * ends. */
 static int introduce(struct rank *rank, uint16_t number) {
     const struct program *program = &rank->job->program;
     struct comm *comm = &rank->comms[number];
+    comm->is_new = rank->depth > 0;
+    if (comm->is_new)
+        return 0;
     struct gpu_comm_info info = {.number = number, .present = (int)program->comms[number].present};
     if (comm->handle == NULL || settle_if_told(rank, number) != 0)
         return comm->handle == NULL ? 0 : -1;
@@ -122,7 +129,7 @@ static int init(struct rank *rank, const struct program_op *op) {
     struct nccl_unique_id id;
     comm->inits++;
     rank->nccl->gpu_comm_announce(op->comm);
-    if (op->peer == 0) {
+    if (op->func) {
         if (check(rank, "ncclGetUniqueId", rank->nccl->ncclGetUniqueId(&id)) != 0)
             return -1;
         page_publish_id(rank->place.page, op->comm, id.bytes);
@@ -135,14 +142,16 @@ static int init(struct rank *rank, const struct program_op *op) {
 }
 
 static int split(struct rank *rank, const struct program_op *op) {
-    struct comm *parent = &rank->comms[op->from], *comm = &rank->comms[op->comm];
+    const bool gets_none = op->peer < 0;
+    struct comm *parent = &rank->comms[op->from], none = {0};
+    struct comm *comm = gets_none ? &none : &rank->comms[op->comm];
     struct nccl_config config = config_of(&rank->job->program.comms[op->comm]);
     rank->nccl->gpu_comm_announce(op->comm);
     nccl_result result =
         rank->nccl->ncclCommSplit(parent->handle, op->peer, (int)op->value, &comm->handle, &config);
     if (check(rank, "ncclCommSplit", result) != 0 || settle_if_told(rank, op->from) != 0)
         return -1;
-    return introduce(rank, op->comm);
+    return gets_none ? 0 : introduce(rank, op->comm);
 }
 
 static int shrink(struct rank *rank, const struct program_op *op) {
@@ -215,6 +224,16 @@ static int communicate(struct rank *rank, const struct program_op *op) {
     return rank->depth == 0 ? settle_if_told(rank, op->comm) : 0;
 }
 
+/* What NCCL thinks that the group would take; nothing is launched. */
+static int simulate(struct rank *rank) {
+    struct nccl_sim_info info = {
+        .size = sizeof(info), .magic = NCCL_SIM_INFO_MAGIC, .version = NCCL_SIM_INFO_VERSION};
+    if (check(rank, "ncclGroupSimulateEnd", rank->nccl->ncclGroupSimulateEnd(&info)) != 0)
+        return -1;
+    fprintf(stderr, "[rank %u] simulated: %.9g us\n", rank->number, (double)info.estimated_us);
+    return 0;
+}
+
 static int group(struct rank *rank, const struct program_op *op) {
     const struct nccl *nccl = rank->nccl;
     if (op->code == OP_GROUP_START) {
@@ -223,8 +242,13 @@ static int group(struct rank *rank, const struct program_op *op) {
     }
     rank->depth--;
     if (op->code == OP_SIMULATE_END)
-        return check(rank, "ncclGroupSimulateEnd", nccl->ncclGroupSimulateEnd(NULL));
-    return check(rank, "ncclGroupEnd", nccl->ncclGroupEnd()) != 0 ? -1 : settle_if_told(rank, op->comm);
+        return simulate(rank);
+    if (check(rank, "ncclGroupEnd", nccl->ncclGroupEnd()) != 0 || settle_if_told(rank, op->comm) != 0)
+        return -1;
+    for (uint32_t i = 0; rank->depth == 0 && i < rank->job->program.header->n_comms; i++)
+        if (rank->comms[i].is_new && introduce(rank, (uint16_t)i) != 0)
+            return -1;
+    return 0;
 }
 
 static int registration(struct rank *rank, const struct program_op *op) {
@@ -237,7 +261,7 @@ static int registration(struct rank *rank, const struct program_op *op) {
     return check(rank, "ncclCommDeregister", nccl->ncclCommDeregister(comm->handle, comm->registered));
 }
 
-static void replay(struct rank *rank, const struct program_op *op) {
+static void graph(struct rank *rank, const struct program_op *op) {
     const struct nccl *nccl = rank->nccl;
     if (op->code == OP_CAPTURE) {
         nccl->gpu_capture_begin(stream_of(rank, op->stream));
@@ -245,8 +269,11 @@ static void replay(struct rank *rank, const struct program_op *op) {
         if (rank->graphs[op->peer])
             nccl->gpu_graph_destroy(rank->graphs[op->peer]);
         rank->graphs[op->peer] = nccl->gpu_capture_end(stream_of(rank, op->stream));
-    } else if (rank->graphs[op->peer]) {
+    } else if (op->code == OP_REPLAY && rank->graphs[op->peer]) {
         nccl->gpu_graph_launch(rank->graphs[op->peer], stream_of(rank, op->stream));
+    } else if (op->code == OP_DROP && rank->graphs[op->peer]) {
+        nccl->gpu_graph_destroy(rank->graphs[op->peer]);
+        rank->graphs[op->peer] = NULL;
     }
 }
 
@@ -292,7 +319,8 @@ static int run(struct rank *rank, const struct program_op *op) {
     case OP_CAPTURE:
     case OP_END_CAPTURE:
     case OP_REPLAY:
-        replay(rank, op);
+    case OP_DROP:
+        graph(rank, op);
         return 0;
     case OP_REGISTER:
     case OP_DEREGISTER:
@@ -352,6 +380,9 @@ static int steps(struct rank *rank) {
         rank->nccl->gpu_set_phase(device, rank->place.phase, step);
         if (run_all(rank, rank->program->step, rank->program->n_step) != 0)
             return EXIT_RANK_FAILED;
+        /* Of several ranks one may be a step ahead, and its proxies wait for the others. */
+        if (rank->job->alone)
+            proxies_wait();
         uint64_t ns = rank->nccl->gpu_host_ns(device);
         atomic_store(&self->host_ns, ns);
         atomic_store(&self->iteration_ns, ns - begun_ns);
@@ -391,6 +422,7 @@ void *run_rank(void *argument) {
         page_fail(&rank.place);
     else
         page_set_state(&rank.place, RANK_FINISHED);
+    page_await_end(&rank.place);
     free(rank.comms);
     args->code = code;
     return NULL;

@@ -5,12 +5,14 @@
 #include "nccl.h"
 #include "page.h"
 #include "program.h"
+#include <stdbool.h>
 
 /* Exit codes of the process; the worst of its ranks'. */
 enum { EXIT_OK = 0, EXIT_RANK_FAILED = 1, EXIT_USAGE = 2, EXIT_PEER_DIED = 3 };
 
 /* What all ranks of a process share; read only once they run. */
 struct job {
+    bool alone; /* one rank in this process */
     const struct nccl *nccl;
     struct program program;
     struct page *page;
