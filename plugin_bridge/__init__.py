@@ -1,4 +1,4 @@
-"""The C plugin, the shared-memory channel and the emulated NCCL host."""
+"""The C plugin, the shared-memory channel and the NCCLs, emulated and real, that jobs without a GPU run on."""
 
 from __future__ import annotations
 

@@ -12,20 +12,20 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_CHANNELS, Action
+from dynamiccl_ray.actions import Action
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_of
-from dynamiccl_ray.knobs import N_ALGORITHMS, N_PAIRS, N_PROTOCOLS, Algorithm, Collective, Protocol, pair_index
+from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
 from dynamiccl_ray.table import DecisionTable
 from plugin_bridge import native_dir
 from plugin_bridge.channel import RECORD_DTYPE, Channel, Prepared, segments
 from plugin_bridge.doctor import require_plugin
-from plugin_bridge.emulation import HOST_NAME, HostKey, HostProgram
 
+BENCH_NAME: Final = "dynamiccl-plugin-bench"
 _JOB = "dynamiccl_bench"
 _NBYTES = 1 << 20
 _CALLS = 400_000
@@ -49,33 +49,31 @@ def bench_plugin() -> dict[str, Any]:
     Percentiles of single calls are as coarse as the processor's counter, which some virtual machines advance in steps
     of 10 ns; ``block`` is the median over blocks of calls, per call, and is not.
     """
-    plugin = require_plugin()
-    with tempfile.TemporaryDirectory() as directory, _program(Path(directory)) as program:
-        command = [
-            *(str(native_dir() / HOST_NAME), "bench", "--program", str(program), "--plugin", str(plugin)),
-            *("--calls", str(_CALLS), "--pause-us", "2000"),
-        ]
-        host = subprocess.Popen(
-            command,
-            env={**os.environ, "DYNAMICCL_JOB_ID": _JOB},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert host.stdin is not None
-        assert host.stdout is not None
-        if host.stdout.readline().strip() != "ready":
-            raise RunError(f"the emulated host did not start: {host.communicate()[1]}")
-        with _staged(host.pid) as channel:
-            host.stdin.write("go\n")
-            host.stdin.flush()
-            while host.poll() is None:
-                channel.drain()
-                time.sleep(0.001)
-            out, err = host.communicate()
-            if host.returncode:
-                raise RunError(f"the emulated host failed: {err}")
+    command = [
+        *(str(native_dir() / BENCH_NAME), "--plugin", str(require_plugin()), "--bytes", str(_NBYTES)),
+        *("--calls", str(_CALLS), "--pause-us", "2000"),
+    ]
+    program = subprocess.Popen(
+        command,
+        env={**os.environ, "DYNAMICCL_JOB_ID": _JOB},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    if program.stdout.readline().strip() != "ready":
+        raise RunError(f"the program that calls the plugin did not start: {program.communicate()[1]}")
+    with _staged(program.pid) as channel:
+        program.stdin.write("go\n")
+        program.stdin.flush()
+        while program.poll() is None:
+            channel.drain()
+            time.sleep(0.001)
+        out, err = program.communicate()
+        if program.returncode:
+            raise RunError(f"the program that calls the plugin failed: {err}")
     raw = json.loads(out)
     call, empty = raw["tuner_ns"], raw["baseline_ns"]
     return {
@@ -89,34 +87,6 @@ def bench_plugin() -> dict[str, Any]:
         "calls": raw["calls"],
         "hardware": hardware(),
     }
-
-
-@contextlib.contextmanager
-def _program(directory: Path) -> Iterator[Path]:
-    """One all-reduce of 1 MiB that any pair can do."""
-    shape = (N_ALGORITHMS, N_PROTOCOLS)
-    key = HostKey(
-        collective=Collective.ALL_REDUCE,
-        n_bytes=_NBYTES,
-        cost_us=np.full(shape, 100, np.float32),
-        own_channels=np.full(shape, 8, np.uint8),
-        own_warps=np.full(shape, 16, np.uint8),
-        own_chunk_bytes=np.full(shape, 16384, np.uint32),
-    )
-    response = np.full((1, 1, N_PAIRS, N_CHANNELS), 100.0)
-    program = HostProgram(
-        comm_id=1,
-        comm_name="bench",
-        n_ranks=8,
-        n_nodes=2,
-        max_channels=16,
-        keys=[key],
-        order=np.zeros(1, np.uint32),
-        time_us=response,
-        sigma=np.zeros_like(response),
-    )
-    program.write(directory / "program.bin")
-    yield directory / "program.bin"
 
 
 @contextlib.contextmanager

@@ -83,6 +83,16 @@ class Times:
     def __contains__(self, key: tuple[int, int, int]) -> bool:
         return key in self._rows
 
+    def price_us(self, key: tuple[int, int, int], phase: int, pair: int, channels: int, chunk_bytes: int) -> float:
+        """What the virtual GPU plays for a ``used`` row (communicator, function, bytes), without noise: pair
+        3 * algorithm + protocol. NaN where the row has no time.
+        """
+        _, most, _, table = self._rows[key]
+        if not 1 <= channels <= most:
+            return float("nan")
+        at = np.log2(chunk_bytes or CHUNKS[-1])
+        return float(np.interp(at, np.log2(CHUNKS), table[phase, pair, channels - 1]))
+
     def write(self, path: Path) -> None:
         """Writes the file that the virtual GPU maps."""
         rows = np.zeros(len(self._rows), _ROW)

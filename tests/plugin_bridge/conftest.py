@@ -5,11 +5,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from rig import Rig, host_program, wait_for
+from rig import Rig, play, wait_for
 
 from dynamiccl_ray.errors import ChannelError
 from plugin_bridge.channel import Channel, segments
-from plugin_bridge.emulation import EmulatedJob
+from plugin_bridge.nccl_job import NcclJob
 
 
 @pytest.fixture
@@ -26,9 +26,9 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
 
 
 @pytest.fixture
-def segment(rig: Rig) -> tuple[EmulatedJob, Path]:
+def segment(rig: Rig) -> tuple[NcclJob, Path]:
     """One rank that waits before its first collective, and its unclaimed segment."""
-    job = rig.start(host_program())
+    job = rig.start(play())
     (path,) = wait_for(lambda: list(segments(rig.job_id)), what="the segment")
 
     def readable() -> bool:

@@ -10,19 +10,19 @@ import random
 import time
 
 import numpy as np
-from rig import KEYS, Rig, host_program, stage, table_key, wait_for, write_at
+from rig import CALLS, Rig, play, stage, table_key, used_of, wait_for, write_at
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
 from dynamiccl_ray.table import DecisionTable
 from plugin_bridge.channel import Channel, Prepared
-from plugin_bridge.emulation import agreement_violations
+from plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
 
 RANKS = 8
 SWITCHES = 200
 PAIRS = [pair_index(a, p) for a in (Algorithm.TREE, Algorithm.RING) for p in Protocol]
 ACTIONS = [Action(pair=pair, channels=channels) for channels in range(len(CHANNEL_VALUES) - 1) for pair in PAIRS]
-KEY = KEYS[0]
+CALL = CALLS[0]
 
 
 def action_of(version: int) -> Action:
@@ -30,7 +30,7 @@ def action_of(version: int) -> Action:
 
 
 def table_of(version: int) -> DecisionTable:
-    return DecisionTable.of(version, {table_key(KEY): action_of(version)}, max_channels=24)
+    return DecisionTable.of(version, {table_key(CALL): action_of(version)}, max_channels=24)
 
 
 class Driver:
@@ -82,16 +82,15 @@ class Driver:
 
 
 def test_no_two_ranks_ever_use_different_tables(rig: Rig) -> None:
-    program = host_program([KEY], max_channels=24, rate_hz=3000.0, window=6)
-    job = rig.start(program, ranks=range(RANKS), max_delay_us=800, seed=11)
+    job = rig.start(play([CALL], places=range(RANKS), rate_hz=3000.0, window=6, syncs=False))
     channels = [of_process[0] for of_process in rig.channels(job)]
-    job.set_credit(2**64 - 1)
+    job.set_credit(FREE_RUNNING)
     driver = Driver(channels, seed=5)
     while len(driver.switches) < SWITCHES:
         driver.switch()
     total = job.stop()
-    logs = [job.used(rank) for rank in range(RANKS)]
-    assert agreement_violations(logs) == 0
+    assert agreement_violations(job.logs()) == 0
+    logs = [used_of(job.log(rank)) for rank in range(RANKS)]
 
     starts = [0] + [switch_at for switch_at, _ in driver.switches]
     assert starts == sorted(starts)
@@ -102,10 +101,10 @@ def test_no_two_ranks_ever_use_different_tables(rig: Rig) -> None:
     pair_of = np.array([0] + [action_of(v).pair for v in range(1, driver.version + 1)])
     for log, channel in zip(logs, channels, strict=True):
         assert len(log) == total
-        assert np.array_equal(log["untouched"] == 1, in_force == 0)
-        assert np.array_equal(log["requested_channels"], channels_of[in_force])
+        assert np.array_equal(log["own"] == 1, in_force == 0)
+        assert np.array_equal(log["asked"], channels_of[in_force])
         asked = in_force > 0
-        pair = 1 + 3 * log["algorithm"][asked].astype(int) + log["protocol"][asked]
+        pair = 1 + 3 * log["algo"][asked].astype(int) + log["proto"][asked]
         assert np.array_equal(pair, pair_of[in_force[asked]])
         # The record carries the version that was really used.
         records = channel.drain()
@@ -119,7 +118,7 @@ def test_no_two_ranks_ever_use_different_tables(rig: Rig) -> None:
 
 
 def test_a_rank_waits_until_it_is_told(rig: Rig) -> None:
-    job = rig.start(host_program([KEY]))
+    job = rig.start(play([CALL]))
     ((channel,),) = rig.channels(job)
     outcome, hold_at, _ = channel.prepare(table_of(1), 4)
     assert (outcome, hold_at) == (Prepared.PREPARED, 5)
@@ -132,12 +131,12 @@ def test_a_rank_waits_until_it_is_told(rig: Rig) -> None:
     wait_for(channel.fold)
     wait_for(lambda: channel.status.dseq == 100)
     job.stop()
-    assert np.flatnonzero(job.used(0)["untouched"]).tolist() == list(range(7))
+    assert np.flatnonzero(used_of(job.log(0))["own"]).tolist() == list(range(7))
     assert channel.status.hold_wait_us > 40_000
 
 
 def test_an_aborted_version_leaves_the_old_table(rig: Rig) -> None:
-    job = rig.start(host_program([KEY]))
+    job = rig.start(play([CALL]))
     ((channel,),) = rig.channels(job)
     stage(channel, table_of(1), 0)
     job.set_credit(10)
@@ -152,12 +151,12 @@ def test_an_aborted_version_leaves_the_old_table(rig: Rig) -> None:
     assert not channel.decide(2, 11)
     wait_for(lambda: channel.status.dseq == 30)
     job.stop()
-    assert set(job.used(0)["requested_channels"]) == {CHANNEL_VALUES[action_of(1).channels]}
+    assert set(used_of(job.log(0))["asked"]) == {CHANNEL_VALUES[action_of(1).channels]}
     assert channel.status.base_version == 1
 
 
 def test_what_prepare_and_decide_refuse(rig: Rig) -> None:
-    job = rig.start(host_program([KEY]))
+    job = rig.start(play([CALL]))
     ((channel,),) = rig.channels(job)
     assert not channel.decide(0, 5)
     assert not channel.decide(1, 5)
@@ -186,7 +185,7 @@ def test_what_prepare_and_decide_refuse(rig: Rig) -> None:
 
 def test_a_new_runner_finds_the_promise_of_the_old_one(rig: Rig) -> None:
     """The runner is lost while its rank waits; the next one knows the version and the hold, and tells it."""
-    job = rig.start(host_program([KEY]))
+    job = rig.start(play([CALL]))
     ((channel,),) = rig.channels(job)
     outcome, hold_at, digest = channel.prepare(table_of(7), 3)
     assert outcome is Prepared.PREPARED
@@ -205,12 +204,12 @@ def test_a_new_runner_finds_the_promise_of_the_old_one(rig: Rig) -> None:
     assert heir.fold()
     assert heir.status.base_version == 7
     job.stop()
-    assert np.flatnonzero(job.used(0)["untouched"]).tolist() == list(range(hold_at + 1))
+    assert np.flatnonzero(used_of(job.log(0))["own"]).tolist() == list(range(hold_at + 1))
 
 
 def test_an_unpromised_hold_is_never_waited_at(rig: Rig) -> None:
     """A runner that dies on the way to its promise leaves the words as they are here; nobody may wait for it."""
-    job = rig.start(host_program([KEY]))
+    job = rig.start(play([CALL]))
     ((channel,),) = rig.channels(job)
     hold_at, pending, promise = 23296, 23312, 23328  # docs/channel.md
     for round_, promised in enumerate((1 << 2, 1 << 2 | 2, 4 << 2 | 1)):  # open, refused, another version's
@@ -229,14 +228,14 @@ def test_an_unpromised_hold_is_never_waited_at(rig: Rig) -> None:
     job.add_credit(10)
     wait_for(channel.fold)
     job.stop()
-    assert np.count_nonzero(job.used(0)["untouched"]) == switch_at - 1
+    assert np.count_nonzero(used_of(job.log(0))["own"]) == switch_at - 1
 
 
 def test_prepare_keeps_its_word_at_no_margin_at_all(rig: Rig) -> None:
     """Against a rank that calls as fast as it can, PREPARE promises or says that it could not."""
-    job = rig.start(host_program([KEY], time_us=1.0))
+    job = rig.start(play([CALL], us=1.0))
     ((channel,),) = rig.channels(job)
-    job.set_credit(2**64 - 1)
+    job.set_credit(FREE_RUNNING)
     version = 0
     while channel.status.dseq < 3000:
         version += 1
@@ -247,5 +246,6 @@ def test_prepare_keeps_its_word_at_no_margin_at_all(rig: Rig) -> None:
         else:
             assert outcome is Prepared.OVERTAKEN
     total = job.stop()
-    assert np.all(job.used(0)["untouched"] == 1)
-    assert len(job.used(0)) == total
+    used = used_of(job.log(0))
+    assert np.all(used["own"] == 1)
+    assert len(used) == total

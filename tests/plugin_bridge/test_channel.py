@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig import KEYS, Rig, host_program, stage, table_key, wait_for, write_at
+from rig import CALLS, Rig, play, stage, table_key, wait_for, write_at
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
-from plugin_bridge import native_dir, plugin_path
+from plugin_bridge import native_dir
 from plugin_bridge.channel import (
     COST_ROW_DTYPE,
     RECORD_DTYPE,
@@ -34,7 +34,7 @@ from plugin_bridge.channel import (
     sanitized,
     segments,
 )
-from plugin_bridge.emulation import HOST_NAME, EmulatedJob
+from plugin_bridge.nccl_job import FREE_RUNNING, HOST_NAME, NcclJob
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "plugin_bridge" / "native"
@@ -122,10 +122,11 @@ def test_the_digest_sees_every_bit_and_every_place(key: int, other: int, bit: in
 
 def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
     """A decoder that knows nothing but the documented offsets reads what channel.py reads."""
-    total = 1100
-    job = rig.start(host_program(total=total))
+    calls = CALLS[:4]
+    total = 275 * len(calls)
+    job = rig.start(play(calls, steps=275))
     ((channel,),) = rig.channels(job)
-    table = DecisionTable.of(1, {table_key(KEYS[0]): Action(pair=6, channels=4)}, max_channels=16)
+    table = DecisionTable.of(1, {table_key(CALLS[0]): Action(pair=6, channels=4)}, max_channels=16)
     with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert len(memory) == SEGMENT_BYTES
         header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
@@ -141,7 +142,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
         assert word(memory, HOLD_AT) == switch_at == word(memory, DECISION) == 51
         assert (word(memory, PENDING), word(memory, PROMISE)) == (1 << 8, 1 << 2 | 1)
         assert memory[TABLES : TABLES + TABLE_BYTES] == table.to_bytes()
-        job.set_credit(total)
+        job.set_credit(FREE_RUNNING)
         job.wait(60)
         assert channel.fold()
         assert (word(memory, HOLD_AT), word(memory, BASE)) == (2**64 - 1, 1 << 8)
@@ -181,7 +182,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
 CLAIM = "import sys; from plugin_bridge.channel import Channel; Channel(__import__('pathlib').Path(sys.argv[1]))"
 
 
-def test_one_runner_at_a_time(segment: tuple[EmulatedJob, Path]) -> None:
+def test_one_runner_at_a_time(segment: tuple[NcclJob, Path]) -> None:
     _, path = segment
     with Channel(path):
         with pytest.raises(ChannelError, match="claimed by another runner"):
@@ -190,14 +191,14 @@ def test_one_runner_at_a_time(segment: tuple[EmulatedJob, Path]) -> None:
             [sys.executable, "-c", CLAIM, str(path)], cwd=ROOT, capture_output=True, text=True, check=False
         )
         assert other.returncode == 1
-        assert "ChannelError" in other.stderr
+        assert "ChannelBusyError" in other.stderr
         assert "claimed by another runner" in other.stderr
         with Channel(path, claim=False) as onlooker:
             assert onlooker.alive
     Channel(path).close()
 
 
-def test_a_killed_runner_gives_its_claim_back(segment: tuple[EmulatedJob, Path]) -> None:
+def test_a_killed_runner_gives_its_claim_back(segment: tuple[NcclJob, Path]) -> None:
     _, path = segment
     script = CLAIM.replace("Channel(__", "c = Channel(__") + "; print('ok', flush=True); sys.stdin.read()"
     with subprocess.Popen(
@@ -212,7 +213,7 @@ def test_a_killed_runner_gives_its_claim_back(segment: tuple[EmulatedJob, Path])
     Channel(path).close()
 
 
-def test_a_closed_channel_says_so(segment: tuple[EmulatedJob, Path]) -> None:
+def test_a_closed_channel_says_so(segment: tuple[NcclJob, Path]) -> None:
     channel = Channel(segment[1])
     channel.close()
     channel.close()
@@ -221,7 +222,7 @@ def test_a_closed_channel_says_so(segment: tuple[EmulatedJob, Path]) -> None:
             use()
 
 
-def test_drain_takes_no_other_buffer(segment: tuple[EmulatedJob, Path]) -> None:
+def test_drain_takes_no_other_buffer(segment: tuple[NcclJob, Path]) -> None:
     with Channel(segment[1]) as channel:
         for buffer in (np.empty(64, np.uint8), np.empty(64, RECORD_DTYPE)[::2]):
             with pytest.raises(ValueError, match="RECORD_DTYPE"):
@@ -246,7 +247,7 @@ def test_drain_takes_no_other_buffer(segment: tuple[EmulatedJob, Path]) -> None:
     ids=["magic", "abi", "starting", "record", "ring", "table", "segment"],
 )
 def test_a_header_of_another_kind(
-    segment: tuple[EmulatedJob, Path], tmp_path: Path, offset: int, data: bytes, message: str
+    segment: tuple[NcclJob, Path], tmp_path: Path, offset: int, data: bytes, message: str
 ) -> None:
     copy = tmp_path / "copy"
     copy.write_bytes(segment[1].read_bytes())
@@ -279,7 +280,7 @@ def test_a_file_of_another_kind(tmp_path: Path, content: bytes, message: str) ->
     assert "\n" not in str(caught.value)
 
 
-def test_no_file_a_directory_and_a_link(tmp_path: Path, segment: tuple[EmulatedJob, Path]) -> None:
+def test_no_file_a_directory_and_a_link(tmp_path: Path, segment: tuple[NcclJob, Path]) -> None:
     link = tmp_path / "link"
     link.symlink_to(segment[1])
     for path in (tmp_path / "none", tmp_path, link):
@@ -287,7 +288,7 @@ def test_no_file_a_directory_and_a_link(tmp_path: Path, segment: tuple[EmulatedJ
             Channel(path)
 
 
-def test_a_file_cut_short_after_it_was_found(segment: tuple[EmulatedJob, Path], tmp_path: Path) -> None:
+def test_a_file_cut_short_after_it_was_found(segment: tuple[NcclJob, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.write_bytes(segment[1].read_bytes()[:-4096])
     with pytest.raises(ChannelError, match="expected 1122112"):
@@ -299,8 +300,7 @@ def test_a_file_cut_short_after_it_was_found(segment: tuple[EmulatedJob, Path], 
 
 def test_names_are_sanitized_alike_on_both_sides(rig: Rig) -> None:
     name = "a b/c-d:x.Y_" + "z" * 80
-    job = EmulatedJob(host_program(), ranks=(0,), job_id=name, plugin=plugin_path(), directory=rig.directory / "named")
-    with job:
+    with rig.job(play(), job_id=name) as job:
         job.set_credit(0)
         job.start()
         (path,) = wait_for(lambda: list(segments(name)), what="the segment")
@@ -308,7 +308,7 @@ def test_names_are_sanitized_alike_on_both_sides(rig: Rig) -> None:
     assert sanitized(name) == "a_b_c_d_x.Y_" + "z" * 51
 
 
-def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[EmulatedJob, Path]) -> None:
+def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[NcclJob, Path]) -> None:
     job, live = segment
     pid = job.pids()[0]
     with subprocess.Popen(["true"]) as dead:
@@ -341,9 +341,10 @@ def test_a_leftover_of_the_same_name_is_not_touched(rig: Rig) -> None:
     host = rig.directory / "host"
     host.write_text(f'#!/bin/sh\necho mine > "{rig.shm}/dynamiccl-job1-$$-0"\nexec "{native_dir() / HOST_NAME}" "$@"\n')
     host.chmod(0o755)
-    job = rig.start(host_program(total=10), host=host)
+    job = rig.job(play(steps=10))
+    job._command[0] = str(host)
+    job.start()
     leftover = rig.shm / f"dynamiccl-job1-{job.pids()[0]}-0"
-    job.set_credit(10)
     job.wait(20)
     assert leftover.read_text() == "mine\n"
     assert list(segments()) == [leftover]
@@ -376,11 +377,13 @@ def mounted(tmp_path: Path) -> Iterator[Any]:
 
 
 def check_runs_untuned(rig: Rig, shm: Path, message: str) -> None:
-    job = rig.start(host_program(total=50), env={"DYNAMICCL_SHM_DIR": str(shm)}, communicators=2)
-    job.set_credit(50)
+    job = rig.start(play(steps=10, comms=2), env={"DYNAMICCL_SHM_DIR": str(shm)})
+    job.set_credit(10)
     job.wait(30)
     assert job.returncodes() == [0]
-    assert np.all(job.used(0)["untouched"] == 1)
+    log = job.log(0)
+    assert len(log) == 2 * 10 * len(CALLS)
+    assert np.all(log["own"] == 1)
     lines = job.stderr(0).splitlines()
     assert len(lines) == 1, lines
     assert message in lines[0]
@@ -449,7 +452,7 @@ def test_both_ends_under_stress(rig: Rig, stress: Path, part: str, seed: int) ->
 
 
 def test_the_ring_from_empty_to_wrapped(rig: Rig) -> None:
-    job = rig.start(host_program(time_us=1.0))
+    job = rig.start(play(CALLS[:1], us=1.0, syncs=False))
     ((channel,),) = rig.channels(job)
     assert len(channel.drain()) == 0
 
@@ -482,8 +485,8 @@ def test_the_ring_from_empty_to_wrapped(rig: Rig) -> None:
 
 
 def test_a_live_job_at_full_speed_loses_nothing(rig: Rig) -> None:
-    total = 200_000
-    job = rig.start(host_program(KEYS[:2], time_us=1.0, total=total))
+    total, per_step = 80_000, 100
+    job = rig.start(play(CALLS[:2] * (per_step // 2), us=1.0, steps=total // per_step, syncs=False))
     ((channel,),) = rig.channels(job)
     into = np.empty(RECORDS, RECORD_DTYPE)
     seen = np.zeros(total + 1, np.uint8)
@@ -491,7 +494,7 @@ def test_a_live_job_at_full_speed_loses_nothing(rig: Rig) -> None:
     deadline = time.monotonic() + 60
     while drained < total and time.monotonic() < deadline:
         # The one thing that may hold the job up is this test being put to sleep for 50 ms.
-        job.set_credit(min(total, drained + RECORDS))
+        job.set_credit((drained + RECORDS) // per_step)
         batch = channel.drain(into)
         if len(batch):
             assert np.array_equal(batch["ticket"], np.arange(tickets + 1, tickets + len(batch) + 1))

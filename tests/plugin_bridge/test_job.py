@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig import Rig, host_program, wait_for, write_at
+from rig import Rig, play, wait_for, write_at
 
 from dynamiccl_ray.errors import ChannelError
 from plugin_bridge import plugin_path
@@ -145,7 +145,7 @@ def test_without_a_plugin_a_report_is_counted_as_lost(rig: Rig, monkeypatch: pyt
 
 
 def test_the_segments_of_other_processes_are_left_alone(rig: Rig) -> None:
-    job = rig.start(host_program(), ranks=(0, 1))
+    job = rig.start(play(places=(0, 1)))
     ((channel,), _) = rig.channels(job)
     assert not Reporter(rig.job_id).step(1, 0.5)
     # The same process id, as in another PID namespace: the segment says when its process started.
@@ -179,7 +179,7 @@ def test_a_second_thread_does_not_wait_for_the_first() -> None:
 
 
 def test_a_script_that_dies_inside_a_report_leaves_none_to_be_read(rig: Rig) -> None:
-    job = rig.start(host_program())
+    job = rig.start(play())
     ((channel,),) = rig.channels(job)
     channel.report_step(1, 0.5, 1.0)
     with channel.path.open("r+b") as file:

@@ -130,9 +130,10 @@ static int tuner_init_v5(void **context, uint64_t comm, size_t n_ranks, size_t n
                          double *constants) {
     (void)comm;
     expect(nvl[0] >= 1 && nvl[1] >= 1 && nvl[2] >= nvl[1], "bad_nvl_domains");
-    /* 7*3 + 3*7*3 + 5 * 4*3 numbers that the plugin may change */
+    /* 7*3 + 3*7*3 + 5 * 4*3 numbers that the plugin may change; 0 where an algorithm has none */
+    expect(constants[0] > 0 && constants[143] > 0, "bad_constants");
     for (int i = 0; i < 144; i++) {
-        expect(constants[i] > 0 && constants[i] < 1e4, "bad_constants");
+        expect(constants[i] >= 0 && constants[i] < 1e4, "bad_constants");
         constants[i] *= 1.5;
     }
     log(2, 0x1, __FILE__, __LINE__, "TUNER/Dummy: warning of comm %llu", (unsigned long long)comm);
