@@ -7,6 +7,7 @@ described in ``docs/channel.md`` and defined in ``native/channel.h``.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import re
@@ -19,7 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.errors import ChannelError
+from dynamiccl_ray.errors import ChannelBusyError, ChannelError
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
 from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
@@ -147,7 +148,7 @@ def _library() -> ctypes.CDLL:
     path = native_dir() / "libdynamiccl-channel.so"
     if not path.exists():
         raise ChannelError(f"{path} is missing: build it with `make native` or reinstall the package")
-    lib = ctypes.CDLL(str(path))
+    lib = ctypes.CDLL(str(path), use_errno=True)
     pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
     u64_out = ctypes.POINTER(u64)
     signatures: dict[str, tuple[Any, list[Any]]] = {
@@ -161,6 +162,7 @@ def _library() -> ctypes.CDLL:
         "dcc_report_step": (None, [pointer, u64, u64, ctypes.c_double]),
         "dcc_report_fault": (None, [pointer]),
         "dcc_job": (ctypes.c_int, [pointer, ctypes.POINTER(_Job)]),
+        "dcc_table": (ctypes.c_int, [pointer, ctypes.POINTER(_Table)]),
         "dcc_digest": (u64, [ctypes.POINTER(_Table)]),
         "dcc_beat": (None, [pointer, u64, u64]),
         "dcc_prepare": (ctypes.c_int, [pointer, ctypes.POINTER(_Table), u64, u64_out, u64_out]),
@@ -247,7 +249,8 @@ class JobReport:
 class Channel:
     """An open segment, claimed by this process for as long as the object lives.
 
-    Raises ``ChannelError`` if the segment is not one of this build's, or if another process has claimed it.
+    Raises ``ChannelError`` if the segment is not one of this build's, and ``ChannelBusyError`` if another process has
+    claimed it or it is still being set up.
     Not thread-safe: one thread drains and steers.
     """
 
@@ -266,12 +269,14 @@ class Channel:
                 fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as e:
                 self.close()
-                why = "claimed by another runner" if isinstance(e, BlockingIOError) else e.strerror
-                raise ChannelError(f"{path}: {why}") from None
+                if isinstance(e, BlockingIOError):
+                    raise ChannelBusyError(f"{path}: claimed by another runner") from None
+                raise ChannelError(f"{path}: {e.strerror}") from None
         self._segment = _c().dcc_open(self._fd, error)
         if not self._segment:
             self.close()
-            raise ChannelError(f"{path}: {error.value.decode()}")
+            busy = ctypes.get_errno() == errno.EAGAIN
+            raise (ChannelBusyError if busy else ChannelError)(f"{path}: {error.value.decode()}")
         if claim:
             _c().dcc_beat(self._segment, time.monotonic_ns(), os.getpid())
 
@@ -387,6 +392,14 @@ class Channel:
         """As ``report_step``: one more fault."""
         _c().dcc_report_fault(self._mapped)
 
+    @property
+    def table(self) -> DecisionTable | None:
+        """What calls are decided by from now on, or from the last COMMIT's call on; None for NCCL's own choice."""
+        raw = _Table()
+        if not _c().dcc_table(self._mapped, ctypes.byref(raw)):
+            return None
+        return DecisionTable.from_bytes(bytes(raw))
+
     def prepare(self, table: DecisionTable, margin: int) -> tuple[Prepared, int, int]:
         """PREPARE: stage ``table`` and promise to hold ``margin`` calls from now.
 
@@ -438,6 +451,14 @@ def segments(job: str | None = None) -> Iterator[Path]:
         match = _SEGMENT_NAME.fullmatch(path.name)
         if match and (job is None or match["job"] == sanitized(job)):
             yield path
+
+
+def segment_pid(path: Path) -> int:
+    """The process that a segment's name says it belongs to. Raises ValueError for another file's name."""
+    match = _SEGMENT_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path.name} is not the name of a segment")
+    return int(match["pid"])
 
 
 def sanitized(job: str) -> str:

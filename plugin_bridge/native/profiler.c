@@ -11,7 +11,7 @@
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
-static pid_t self; /* set at init; getpid is a system call */
+static _Atomic pid_t self; /* set at init, by any thread; getpid is a system call */
 
 /* The names are short and almost always the first one tried: a call of strcmp costs more than this. */
 static inline bool same(const char *a, const char *b) {
@@ -72,7 +72,7 @@ static uint8_t type_bytes_v1(uint8_t type) {
 
 static int attach(unsigned abi, enum children children, void **context, int *mask, uint64_t id,
                   const char *name, int nodes, int ranks, int rank, nccl_logger log) {
-    self = getpid();
+    atomic_store_explicit(&self, getpid(), memory_order_relaxed);
     struct comm *comm = comm_attach_profiler(abi, children, id, name, nodes, ranks, rank, log);
     *context = comm;
     if (comm && comm->seg)
@@ -109,7 +109,9 @@ static int timer_state(void *handle, int state, union nccl_state_args *args) {
 
 /* With PXN the proxy of another process sends on our behalf: its parent pointer is not ours. */
 static void *proxy_op_start(void *parent, const struct nccl_proxy_op *op) {
-    return op->pid == self ? comm_child_start(parent, op->channel, 0) : comm_ignored_event;
+    return op->pid == atomic_load_explicit(&self, memory_order_relaxed)
+               ? comm_child_start(parent, op->channel, 0)
+               : comm_ignored_event;
 }
 
 /* v1: NCCL 2.23 */

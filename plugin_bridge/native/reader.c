@@ -23,6 +23,7 @@ struct dcc_segment *dcc_open(int fd, char *error) {
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (size_t)st.st_size < sizeof *seg) {
         snprintf(error, ERROR_BYTES, "not a channel of this version: %lld bytes, expected %zu",
                  (long long)st.st_size, sizeof *seg);
+        errno = EINVAL;
         return NULL;
     }
     seg = mmap(NULL, sizeof *seg, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
@@ -49,6 +50,7 @@ struct dcc_segment *dcc_open(int fd, char *error) {
                  seg->record_bytes, seg->ring_records, seg->table_bytes);
     if (error[0]) {
         munmap(seg, sizeof *seg);
+        errno = state == DCC_STARTING ? EAGAIN : EINVAL;
         return NULL;
     }
     return seg;
@@ -208,6 +210,17 @@ int dcc_fold(struct dcc_segment *seg) {
     }
     store(&r->hold_at, DCC_NO_HOLD, release);
     return 1;
+}
+
+int dcc_table(struct dcc_segment *seg, struct dcc_table *out) {
+    struct dcc_runner_words *r = &seg->runner;
+    uint64_t decision = load(&r->decision, relaxed);
+    bool committed = open_version(seg) && decision != DCC_UNDECIDED && decision != DCC_ABORT;
+    uint64_t word = committed ? load(&r->pending, relaxed) : load(&r->base, relaxed);
+    if (!word || (word & 0xff) >= DCC_SLOTS)
+        return 0;
+    memcpy(out, &seg->tables[word & 0xff], sizeof *out);
+    return dcc_table_valid(out, word >> 8);
 }
 
 /* True if this rank's answer for the open version was given, or was about to be. */

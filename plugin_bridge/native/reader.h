@@ -40,7 +40,7 @@ enum dcc_prepared {
 };
 
 /* Maps an open file, which the caller closes. NULL with the reason in `error` (256 bytes): not ours, another
- * ABI version, still starting. */
+ * ABI version, still starting; errno is EAGAIN for the last and EINVAL for the others. */
 struct dcc_segment *dcc_open(int fd, char *error);
 void dcc_close(struct dcc_segment *seg);
 
@@ -60,6 +60,9 @@ void dcc_report_fault(struct dcc_segment *seg);
 
 /* The last report; 0 if one was being written each time that this looked, and then `out` means nothing. */
 int dcc_job(struct dcc_segment *seg, struct dcc_job_view *out);
+
+/* The table that calls use from now on, or from the S of the last COMMIT on. 0 without one. */
+int dcc_table(struct dcc_segment *seg, struct dcc_table *out);
 
 uint64_t dcc_digest(const struct dcc_table *table);
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
