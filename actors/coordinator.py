@@ -1,4 +1,4 @@
-"""The coordinator: agreement between ranks, reduction over ranks, the Trigger Agent and the state of the run.
+"""The coordinator: who serves which ranks, what all of them measured, what the control loop makes of it.
 
 A plain object: nothing in it waits, so that the serial mode and most tests need no Ray; ``coordinator_actor.py`` puts
 an asyncio front on it. Whatever must survive a restart goes to the store before anyone hears of it.
@@ -8,31 +8,44 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
-from actors.messages import CommContext, Context, Member, Phase, RankEpoch
-from actors.rewards import Rewards
+from actors.communicator import Communicator
+from actors.durability import DAMAGED, pack, unpack
+from actors.messages import CommContext, CommReport, Context, Member
+from actors.reduction import Part, measured, positions
+from actors.rewards import JobReward
+from actors.status import Alarm, Epoch, Round, Status
 from dynamiccl_ray import observation
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, Action
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agreement import Agreement, Answer, Decision, Store, decision_key
-from dynamiccl_ray.book import Alarm, KeyBook, Samples
+from dynamiccl_ray.arrays import Bool, Float, Int64
+from dynamiccl_ray.control import loop as control
+from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
+from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.experiment import Online
 from dynamiccl_ray.gates import hands_off
-from dynamiccl_ray.keys import key_name
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS
+from dynamiccl_ray.keys import key_name, key_parts
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR
 from dynamiccl_ray.observation import Topology
 from dynamiccl_ray.reward import total
 from dynamiccl_ray.table import DecisionTable
 
 log = logging.getLogger("dynamiccl.coordinator")
 
-# Rounds that status and checkpoints look back on.
-HISTORY_ROUNDS = 2000
+HISTORY_ROUNDS: Final = 2000
+"""That status and checkpoints look back on."""
+# Epochs without a collective of it after which no epoch waits for a key.
+_WAITED_FOR: Final = 3
+# Rounds for which a communicator without ranks is remembered: its runner may only have died.
+_REMEMBERED: Final = 100
+# What keys run by now counts by so much less in every epoch; and the share of it that the run's phase speaks of.
+_FADING: Final = 0.8
+_MOST: Final = 0.95
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,69 +60,43 @@ class Plan:
     """Ranks that processes stand for, if not all of them."""
     sms: int | None = None
     """Streaming multiprocessors of a GPU; None where nobody says."""
-    valid: dict[int, Any] | None = None
+    valid: dict[int, Bool] | None = None
     """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
-
-
-@dataclass
-class _Comm:
-    """One communicator."""
-
-    book: KeyBook
-    agreement: Agreement
-    rewards: Rewards
-    members: dict[int, Member] = field(default_factory=dict)
-    actions: dict[int, Action] = field(default_factory=dict)
-    """In force, by key; keys that are missing are NCCL's own."""
-    version: int = 0
-    """In force."""
-    next_version: int = 1
-    proposed: dict[int, dict[int, Action]] = field(default_factory=dict)
-    """Version -> actions, until decided."""
-    max_channels: int = 1
-    fingerprints: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Window -> rank -> hash."""
-    off: str = ""
-    """Why tuning is off; empty while it is on."""
-    adopt: bytes | None = None
-    switches: int = 0
-    reward: Any = None
-    """(K,) of the last epoch; None without one."""
-    unmatched: int = 0
 
 
 class Coordinator:
     """Not thread-safe; every method returns at once. ``report`` and ``promise`` return None while others are missing.
 
-    ``observer`` hears of every closed epoch with the samples that were reduced.
+    ``observer`` hears of every communicator's part of every epoch.
     """
 
-    def __init__(self, plan: Plan, store: Store, observer: Callable[[dict[str, Any]], None] | None = None) -> None:
+    def __init__(self, plan: Plan, store: Store, observer: Callable[[Epoch], None] | None = None) -> None:
         self.plan = plan
+        self.experiment = plan.experiment
         self._store = store
         self._observer = observer
-        self.experiment = plan.experiment
-        self.comms: dict[int, _Comm] = {}
+        self.loop = Loop(plan.experiment.control)
+        self.comms: dict[int, Communicator] = {}
+        self.numbered = 0
+        # Of communicators that are gone.
+        self.unused = self.dropped = self.switches = 0
         self._runners: dict[str, set[tuple[int, int]]] = {}
-        self._reports: dict[str, list[RankEpoch]] = {}
+        self._reports: dict[str, list[CommReport]] = {}
         self._entropy: list[float] = []
-        self.epoch = 0
-        self.round = 0
-        self.phase = Phase.BASELINE
-        self.phase_rounds = 0
-        self.heat = 0.0
-        self._after_baseline = Phase.LEARN
         self._round_entropy: list[float] = []
-        self.unused = 0
-        self.alarms: list[dict[str, Any]] = []
-        self.history: list[dict[str, Any]] = []
-        self.collectives = 0
-        self.dropped: dict[tuple[int, int], int] = {}
+        # (K,) collectives of each key, the older the less.
+        self._running = np.zeros(0)
+        self.epoch = self.round = self.collectives = 0
+        self.phase, self._phase_since = Phase.BASELINE, 0
+        self._epochs_in_round = 0
+        self.alarms: list[Alarm] = []
+        self.history: list[Round] = []
+        self.next_version = 1
         self.stopping = False
         saved = store.get(f"{plan.run}/state")
         if saved is not None:
-            self._restore(pickle.loads(saved))
-        self.context = self._context(round_end=False)
+            self._restore(*unpack(saved))
+        self.context = self._context(self.loop.due(), {}, round_end=False)
 
     # -- runners --
 
@@ -122,11 +109,13 @@ class Coordinator:
             if other != runner:
                 ranks -= self._runners[runner]
         for member in members:
-            comm = self._comm(member)
+            comm = self.comms.get(member.comm) or self.add(member)
             comm.members[member.rank] = member
-            comm.next_version = max(comm.next_version, member.version + 1)
+            comm.adopt_from(member)
+            self.next_version = max(self.next_version, member.version + 1)
         for comm_id, comm in self.comms.items():
-            self._check_members(comm_id, comm)
+            if comm.complete and not comm.off:
+                self._turn_off(comm_id, comm.disagreement() or hands_off(self.about(comm.example)) or "")
         return self.context
 
     def leave(self, runner: str) -> None:
@@ -139,232 +128,251 @@ class Coordinator:
         """Runners that the current epoch still waits for."""
         return {r for r, ranks in self._runners.items() if ranks} - self._reports.keys()
 
-    def _comm(self, member: Member) -> _Comm:
-        if member.comm not in self.comms:
-            expected = self.plan.played if self.plan.played is not None else range(member.ranks)
-            settings = self.experiment
-            valid: Any = self.plan.valid
-            if valid is None:
-                valid = np.zeros((N_PAIRS, N_CHANNELS), np.bool_)
-                valid[:, [CHANNEL_VALUES.index(c) for c in settings.actions.channels]] = True
-            chunks = np.zeros((N_PAIRS, N_CHUNKS), np.bool_)
-            chunks[:, [CHUNK_VALUES.index(c) for c in settings.actions.chunk_bytes]] = True
-            self.comms[member.comm] = _Comm(
-                book=KeyBook(
-                    arl0=settings.trigger.arl0,
-                    guardrail_margin=settings.guardrail.margin,
-                    guardrail_samples=settings.guardrail.samples,
-                    valid=valid,
-                    valid_chunks=chunks,
-                ),
-                agreement=Agreement(self._store, self.plan.run, member.comm, expected),
-                rewards=Rewards(
-                    settings.reward, sms=self.plan.sms, tier=self._topology(member).tier_max, nodes=member.nodes
-                ),
-            )
-        return self.comms[member.comm]
+    def add(self, member: Member) -> Communicator:
+        """A communicator that is new."""
+        settings = self.experiment
+        expected = self.plan.played if self.plan.played is not None else range(member.ranks)
+        comm = self.comms[member.comm] = Communicator(
+            number=self.numbered,
+            example=member,
+            agreement=Agreement(self._store, self.plan.run, member.comm, expected),
+            reward=JobReward(
+                settings.reward, sms=self.plan.sms, tier=self._topology(member).tier_max, nodes=member.nodes
+            ),
+        )
+        self.numbered += 1
+        return comm
 
-    def _check_members(self, comm_id: int, comm: _Comm) -> None:
-        """Ranks that disagree on what is loaded must not be tuned: a table would not mean the same to all."""
-        if comm.off or not self._complete(comm):
+    def _forget(self) -> None:
+        """Communicators that have been gone for a while."""
+        for comm in self.comms.values():
+            comm.rounds_alone = 0 if comm.members else comm.rounds_alone + 1
+        gone = [c for c, comm in self.comms.items() if comm.rounds_alone > _REMEMBERED]
+        if not gone:
             return
-        for what in ("tuner_abi", "profiler_abi", "user_env", "ranks", "nodes"):
-            values = {getattr(m, what) for m in comm.members.values()}
-            if len(values) > 1:
-                self._turn_off(comm_id, comm, f"ranks differ in {what}: {sorted(values)}")
-                return
-        member = comm.members[comm.agreement.leader]
-        if member.tuner_abi == 0 or member.profiler_abi == 0:
-            self._turn_off(comm_id, comm, "tuner and profiler are not both loaded; see `dynamiccl plugin env`")
-        elif member.user_env:
-            self._turn_off(comm_id, comm, "NCCL_ALGO or NCCL_PROTO is set and wins")
-        elif why := hands_off(self._about(member)):
-            self._turn_off(comm_id, comm, why)
+        kept = np.ones(len(self.loop), np.bool_)
+        for comm_id in gone:
+            comm = self.comms.pop(comm_id)
+            kept[comm.rows] = False
+            self.unused += comm.unused
+            self.dropped += sum(comm.dropped.values())
+            self.switches += comm.switches
+        self.loop.keep(kept)
+        self._running = self._running[kept]
+        moved = np.cumsum(kept) - 1
+        for comm in self.comms.values():
+            comm.rows = moved[comm.rows]
 
-    def _turn_off(self, comm_id: int, comm: _Comm, why: str) -> None:
-        comm.off = why
-        log.warning("communicator %016x: tuning is off: %s", comm_id, why)
+    def _turn_off(self, comm_id: int, why: str) -> None:
+        if why and not self.comms[comm_id].off:
+            self.comms[comm_id].off = why
+            log.warning("communicator %016x: tuning is off: %s", comm_id, why)
 
-    def _complete(self, comm: _Comm) -> bool:
-        return comm.members.keys() >= comm.agreement.ranks
+    # -- keys --
+
+    def _add_keys(self, comm: Communicator, keys: list[int]) -> None:
+        """Keys that are new to a communicator."""
+        comm.rows = np.append(comm.rows, len(self.loop) + np.arange(len(keys)))
+        comm.keys = np.append(comm.keys, np.array(keys, np.int64))
+        self._running = np.append(self._running, np.zeros(len(keys)))
+        self.loop.grow(self._keys(comm, keys))
+
+    def _keys(self, comm: Communicator, keys: list[int]) -> Keys:
+        """Keys of a communicator, before NCCL's own costs are known."""
+        collective, pipelined, nbytes = zip(*(key_parts(key) for key in keys), strict=True)
+        n, member = len(keys), comm.example
+        chunks = np.zeros((n, N_PAIRS, N_CHUNKS), np.bool_)
+        chunks[:, 1:, [CHUNK_VALUES.index(c) for c in self.experiment.actions.chunk_bytes]] = True
+        chunks[:, OWN_PAIR, 0] = True
+        return Keys(
+            group=np.full(n, comm.number),
+            identity=np.array(keys, np.uint64) + np.uint64(comm.number << 16),
+            # Communicators of one shape draw alike, in whichever order they come.
+            salt=np.array(keys, np.uint64) + np.uint64((member.ranks << 40) + (member.nodes << 16)),
+            collective=np.array(collective, np.int64),
+            nbytes=np.array(nbytes, np.int64),
+            pipelined=np.array(pipelined, np.bool_),
+            cost=np.zeros((n, N_PAIRS), np.float32),
+            channels=np.stack([self._valid(key) for key in keys]),
+            chunks=chunks,
+            context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
+        )
+
+    def _valid(self, key: int) -> Bool:
+        """(N_PAIRS, N_CHANNELS) that the experiment allows for a key. Leaving NCCL alone is always possible."""
+        valid = np.zeros((N_PAIRS, N_CHANNELS), np.bool_)
+        if self.plan.valid is None:
+            valid[:, [CHANNEL_VALUES.index(c) for c in self.experiment.actions.channels]] = True
+        elif key in self.plan.valid:
+            valid |= self.plan.valid[key]
+        valid[OWN_PAIR, 0] = True
+        return valid
+
+    def _offer(self, comm: Communicator, report: CommReport) -> None:
+        """NCCL's own cost tables, as one rank saw them: what it marks -1 is not available."""
+        if new := [key for key in report.costs if key not in comm.keys]:
+            self._add_keys(comm, new)
+            for row, key in zip(comm.rows[comm.position(new)], new, strict=True):
+                self.loop.offer(int(row), report.costs[key].reshape(-1))
+        for key, action in report.refused.items():
+            (at,) = comm.position([key])
+            if at >= 0:
+                self.loop.forbid(int(comm.rows[at]), action)
 
     # -- one epoch --
 
-    def report(
-        self,
-        runner: str,
-        epoch: int,
-        ranks: list[RankEpoch],
-        entropy: float | None,
-    ) -> Context | None:
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context | None:
         """Takes one runner's epoch. Returns the next context once it is there."""
         if runner not in self._runners:
             # Given up on, or from before a restart of the coordinator: it has to join again.
             return dataclasses.replace(self.context, round_end=True)
         if epoch < self.epoch:
             return self.context  # asked again: that epoch is closed
-        self._reports[runner] = ranks
+        self._reports[runner] = comms
         if entropy is not None:
             self._entropy.append(entropy)
-        if not self.missing_reports():
-            return self.close_epoch()
-        return None
+        return None if self.missing_reports() else self.close_epoch()
 
     def close_epoch(self, *, cut: bool = False) -> Context:
         """Reduces what was reported, moves the run on, and makes the next context. ``cut`` ends the round as well, so
         that whoever drives the runners can bring back the ones that are missing."""
-        per_comm: dict[int, list[RankEpoch]] = {}
-        for ranks in self._reports.values():
-            for rank in ranks:
-                per_comm.setdefault(rank.comm, []).append(rank)
-                self.dropped[rank.comm, rank.rank] = rank.dropped
-                self.unused += rank.unused
-        alarms: list[tuple[int, Alarm]] = []
-        for comm_id, comm in self.comms.items():
-            comm.reward = None
-            reports = per_comm.get(comm_id, [])
-            self._compare_fingerprints(comm_id, comm, reports)
-            samples = self._reduce(comm, reports)
-            if samples is None:
-                continue
-            self.collectives += len(samples.key)
-            watch = self.phase is Phase.EXPLOIT
-            found = comm.book.add(samples, comm.actions, watch=watch)
-            parts = comm.rewards.terms(samples, comm.book, comm.actions, max_channels=comm.max_channels)
-            comm.reward = total(parts)
-            alarms += [(comm_id, alarm) for alarm in found]
-            if self._observer is not None:
-                self._observer(
-                    {
-                        "comm": comm_id,
-                        "epoch": self.epoch,
-                        "phase": self.phase.value,
-                        "version": comm.version,
-                        "samples": samples,
-                        "actions": dict(comm.actions),
-                        "terms": parts,
-                    }
-                )
+        reports: dict[int, list[CommReport]] = {comm: [] for comm in self.comms}
+        for report in (r for of_runner in self._reports.values() for r in of_runner):
+            if report.comm in reports:
+                reports[report.comm].append(report)
+        asked = {c.comm: c.due for c in self.context.comms}
+        parts = [self._take(comm, of, asked.get(comm)) for comm, of in reports.items()]
+        phases = [self.loop.phase[part.rows] for part in parts]
+        row = np.concatenate([_NONE, *(part.rows for part in parts)])
+        self._notice(self.loop.observe(measured(parts)), parts)
+        due = self.loop.due()
+        rewards = self._judge(due, parts, phases)
         if self._entropy:
             self._round_entropy.append(float(np.mean(self._entropy)))
         self._reports, self._entropy = {}, []
         self.epoch += 1
-        round_end = self.epoch % self.experiment.epochs.per_round == 0
-        if alarms:
-            self._alarm(alarms)
-        if round_end:
+        self._epochs_in_round += 1
+        self.collectives += len(row)
+        self._running = self._running * _FADING + np.bincount(row, minlength=len(self.loop))
+        self._enter(self._phase())
+        round_end = self.context.watching or self._epochs_in_round >= self.experiment.epochs.per_round
+        if round_end or cut:
             self._end_round()
-        self.context = self._context(round_end=round_end or cut)
-        self._save()
+        self.context = self._context(due, rewards, round_end=round_end or cut)
         return self.context
 
-    def _reduce(self, comm: _Comm, reports: list[RankEpoch]) -> Samples | None:
-        """Only collectives that every rank reports count, at the time of the slowest rank."""
-        if {r.rank for r in reports} != comm.agreement.ranks:
-            return None
+    def _take(self, comm_id: int, reports: list[CommReport], asked: Due | None) -> Part:
+        """What all ranks of a communicator have measured; and everything else that its runners say."""
+        comm = self.comms[comm_id]
         for report in reports:
-            for key, cost in report.costs.items():
-                comm.book.offer(key, cost)
-            for key in report.refused:
-                comm.book.refuse(key, comm.actions.get(key, Action()).pair)
+            if comm.agreement.leader in report.ranks and asked is not None and len(report.decided) == len(asked.row):
+                self.loop.decide(comm.rows[asked.row], report.decided)
+            self._offer(comm, report)
             comm.max_channels = max(comm.max_channels, report.max_channels)
-        comm.rewards.hear(reports, baseline=self.phase is Phase.BASELINE)
-        reports = [r for r in reports if r.version == comm.version]
-        if {r.rank for r in reports} != comm.agreement.ranks:
-            return None
-        common = reports[0].dseq
-        for report in reports[1:]:
-            common = np.intersect1d(common, report.dseq)
-        if not len(common):
-            return None
-        times = np.empty((len(reports), len(common)))
-        pair, channels = np.zeros(len(common), np.int64), np.zeros(len(common), np.int64)
-        for row, report in zip(times, reports, strict=True):
-            _, _, at = np.intersect1d(common, report.dseq, return_indices=True)
-            row[:] = report.exec_ns[at] / 1e3
-            pair, channels = np.maximum(pair, report.pair[at]), np.maximum(channels, report.channels[at])
-            comm.unmatched += len(report.dseq) - len(common)
-        _, _, at = np.intersect1d(common, reports[-1].dseq, return_indices=True)
-        slowest = times.max(0)
-        return Samples(
-            key=reports[-1].key[at].astype(np.int64),
-            nbytes=reports[-1].nbytes[at].astype(np.int64),
-            dseq=common.astype(np.int64),
-            time_us=slowest,
-            skew=np.log(slowest / np.median(times, 0)),
-            pair=pair,
-            channels=channels,
+            self.loop.most_channels[comm.rows] = comm.max_channels
+            comm.unused += report.unmatched + sum(news.unused for news in report.ranks.values())
+            comm.dropped |= {rank: news.dropped for rank, news in report.ranks.items()}
+        ranks = {rank: news for report in reports for rank, news in report.ranks.items()}
+        self._turn_off(comm_id, comm.compare(ranks))
+        comm.reward.hear(ranks, baseline=self._at_baseline(comm))
+        collectives = comm.take([r.collectives for r in reports])
+        if new := sorted(set(np.unique(collectives["key"]).tolist()) - set(comm.keys.tolist())):
+            self._add_keys(comm, new)
+        return Part(
+            comm=comm_id,
+            collectives=collectives,
+            rows=comm.rows[comm.position(collectives["key"])],
+            actions=comm.asked(collectives),
         )
 
-    def _compare_fingerprints(self, comm_id: int, comm: _Comm, reports: list[RankEpoch]) -> None:
-        """Ranks that ran different programs cannot share decisions."""
-        for report in reports:
-            for window, value in report.fingerprints.items():
-                comm.fingerprints.setdefault(window, {})[report.rank] = value
-        for window in sorted(comm.fingerprints)[:-64]:
-            del comm.fingerprints[window]
-        for window, values in comm.fingerprints.items():
-            if len(set(values.values())) > 1 and not comm.off:
-                self._turn_off(comm_id, comm, f"ranks called different collectives in window {window}")
+    def _notice(self, alarms: list[control.Alarm], parts: list[Part]) -> None:
+        first = np.cumsum([0, *(len(part.rows) for part in parts)])
+        for alarm in alarms:
+            comm_id = next(c for c, comm in self.comms.items() if alarm.row in comm.rows)
+            comm = self.comms[comm_id]
+            key = int(comm.keys[comm.rows == alarm.row][0])
+            # A sample of an epoch before this one belongs to a decision that began then.
+            dseq = comm.last_dseq
+            if alarm.sample >= 0:
+                of = int(np.searchsorted(first, alarm.sample, "right")) - 1
+                dseq = int(parts[of].collectives["dseq"][alarm.sample - first[of]])
+            self.alarms.append(Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.epoch))
+            log.info("drift on %s at call %d: adapting", key_name(key), dseq)
+            if self._at_baseline(comm):
+                comm.reward.shift()
+
+    def _at_baseline(self, comm: Communicator) -> bool:
+        """What runs on a communicator is NCCL's own choice."""
+        runs = self._running[comm.rows] >= 1
+        return bool((self.loop.phase[comm.rows][runs] == Phase.BASELINE).all())
+
+    def _judge(self, due: Due, parts: list[Part], phases: list[Int64]) -> dict[int, Float]:
+        """By communicator, (R,) the reward of those of its keys that are due."""
+        rewards = {}
+        for part, phase in zip(parts, phases, strict=True):
+            comm = self.comms[part.comm]
+            mine = np.flatnonzero(np.isin(due.row, comm.rows))
+            keys = comm.keys[positions(comm.rows, due.row[mine])]
+            terms = comm.reward.terms(due.outcome.part(mine), keys, part.collectives, max_channels=comm.max_channels)
+            rewards[part.comm] = total(terms)
+            if self._observer is not None:
+                self._observer(
+                    Epoch(
+                        number=self.epoch,
+                        comm=part.comm,
+                        version=comm.version,
+                        phase=self.phase,
+                        samples=part.samples(phase),
+                        judged=keys,
+                        terms=terms,
+                    )
+                )
+        return rewards
 
     # -- phases --
 
-    def _alarm(self, alarms: list[tuple[int, Alarm]]) -> None:
-        comm_id, first = min(alarms, key=lambda a: a[1].dseq)
-        self.alarms.append({"comm": comm_id, "key": first.key, "dseq": first.dseq, "epoch": self.epoch})
-        log.info("drift on %s at call %d: adapting", key_name(first.key), first.dseq)
-        for comm in self.comms.values():
-            comm.book.shift()
-            comm.rewards.shift()
-        self._enter(Phase.BASELINE)
-        self._after_baseline = Phase.ADAPT
+    def _phase(self) -> Phase:
+        """Of the keys that make up most of what runs, the one that is furthest behind; a rare key speaks for nobody."""
+        order = np.argsort(-self._running, kind="stable")
+        share = np.cumsum(self._running[order])
+        if not len(order) or share[-1] <= 0:
+            return self.phase
+        most = order[: int(np.searchsorted(share, _MOST * share[-1])) + 1]
+        return Phase(min(self.loop.phase[most].tolist(), key=_BEHIND.index))
 
     def _enter(self, phase: Phase) -> None:
-        self.phase, self.phase_rounds = phase, 0
-        if phase is Phase.ADAPT:
-            self.heat = self.experiment.learning.heat
-        if phase is Phase.EXPLOIT:
-            self.heat = 0.0
-            for comm in self.comms.values():
-                comm.book.cusum.reset()
+        if phase is not self.phase:
+            self.phase, self._phase_since = phase, self.round
 
     def _end_round(self) -> None:
-        entropy = float(np.mean(self._round_entropy)) if self._round_entropy else None
-        self._round_entropy = []
         self.history.append(
-            {
-                "round": self.round,
-                "epoch": self.epoch,
-                "phase": self.phase.value,
-                "entropy": entropy,
-                "collectives": self.collectives,
-                "versions": {f"{c:x}": comm.version for c, comm in self.comms.items()},
-            }
+            Round(
+                round=self.round,
+                epoch=self.epoch,
+                phase=self.phase.name.lower(),
+                entropy=float(np.mean(self._round_entropy)) if self._round_entropy else None,
+                collectives=self.collectives,
+                versions={f"{c:x}": comm.version for c, comm in self.comms.items()},
+                keys=self._keys_by_phase(),
+            )
         )
         del self.history[:-HISTORY_ROUNDS]
+        self._round_entropy = []
         self.round += 1
-        self.phase_rounds += 1
-        learning = self.experiment.learning
-        if self.phase is Phase.BASELINE:
-            if self.experiment.mode != "observe" and self._baseline_known():
-                for comm in self.comms.values():
-                    comm.book.settle()
-                self._enter(self._after_baseline)
-        elif self.phase in (Phase.LEARN, Phase.ADAPT):
-            self.heat = self.heat * learning.heat_decay if self.heat > 0.05 else 0.0
-            settled = (
-                entropy is not None and entropy < learning.settled_entropy and self.phase_rounds >= learning.min_rounds
-            )
-            if (settled and self.heat == 0.0) or self.phase_rounds >= learning.max_rounds:
-                self._enter(Phase.EXPLOIT)
+        self._epochs_in_round = 0
+        self._forget()
         limit = self.experiment.stop.rounds
         if limit is not None and self.round >= limit:
             self.stopping = True
+        self._store.put(f"{self.plan.run}/state", pack(*self._state()))
 
-    def _baseline_known(self) -> bool:
-        need = self.experiment.epochs.baseline_samples
-        known = [comm.book.baseline_n for comm in self.comms.values() if not comm.off and self._complete(comm)]
-        return bool(known) and all(len(n) > 0 and (n >= need).all() for n in known)
+    def _keys_by_phase(self) -> dict[str, int]:
+        measured = self.loop.phase[self.loop.measured > 0]
+        return {phase.name.lower(): int(np.count_nonzero(measured == phase)) for phase in Phase}
+
+    @property
+    def rounds_in_phase(self) -> int:
+        return self.round - self._phase_since
 
     # -- agreement --
 
@@ -380,9 +388,9 @@ class Coordinator:
         decision: Decision | None = None
         for answer in answers:
             if answer.rank == comm.agreement.leader and table is not None:
-                comm.proposed[version] = DecisionTable.from_bytes(table).actions()
+                comm.propose(DecisionTable.from_bytes(table))
                 # Before the decision can be recorded: a successor must know what was decided.
-                self._store.put(self._proposal_key(comm_id), pickle.dumps((version, comm.proposed[version])))
+                self._store.put(f"{self.plan.run}/{comm_id:x}/proposal", table)
                 comm.adopt = table
             decision = comm.agreement.answer(version, answer)
         if decision is not None:
@@ -404,73 +412,70 @@ class Coordinator:
         self._decided(comm, decision)
         return decision
 
-    def _decided(self, comm: _Comm, decision: Decision) -> None:
-        if decision.switch_at is not None and comm.version < decision.version:
-            comm.version = decision.version
-            comm.switches += 1
-            if decision.version in comm.proposed:
-                comm.actions = comm.proposed[decision.version]
+    def _decided(self, comm: Communicator, decision: Decision) -> None:
+        if decision.switch_at is not None and decision.version in comm.tables:
+            comm.switch(decision.version)
         if not decision.adopt_leader:
             comm.adopt = None
-        comm.proposed = {v: a for v, a in comm.proposed.items() if v > decision.version}
 
-    def _proposal_key(self, comm_id: int) -> str:
-        return f"{self.plan.run}/{comm_id:x}/proposal"
-
-    def _adopt_decided(self, comm_id: int, comm: _Comm) -> None:
+    def _adopt_decided(self, comm_id: int) -> None:
         """A version may have been committed after the state was last saved."""
-        raw = self._store.get(self._proposal_key(comm_id))
+        raw = self._store.get(f"{self.plan.run}/{comm_id:x}/proposal")
         if raw is None:
             return
-        version, actions = pickle.loads(raw)
-        decision = comm.agreement.recorded(version)
-        if decision is not None and decision.switch_at is not None and version > comm.version:
-            comm.version, comm.actions = version, actions
+        comm, table = self.comms[comm_id], DecisionTable.from_bytes(raw)
+        decision = comm.agreement.recorded(table.version)
+        if decision is not None:
+            comm.propose(table)
+            self._decided(comm, decision)
 
     # -- context --
 
-    def _context(self, *, round_end: bool) -> Context:
-        comms = []
-        for comm_id, comm in self.comms.items():
-            if not self._complete(comm):
-                continue
-            view = comm.book.view(comm.actions, self.heat)
-            member = comm.members[comm.agreement.leader]
-            reward = comm.reward
-            if reward is None or len(reward) != len(comm.book.keys):
-                reward = np.full(len(comm.book.keys), np.nan)
-            comm.agreement.open(comm.next_version)
-            comms.append(
+    def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> Context:
+        live = {c: comm for c, comm in self.comms.items() if comm.complete}
+        deciding = self.experiment.mode != "observe"
+        loop = self.loop
+        waited_for = (loop.idle <= _WAITED_FOR) & (loop.measured > 0) & (loop.phase != Phase.EXPLOIT)
+        need = np.where(waited_for, loop.need, 0)
+        contexts = []
+        for comm_id, comm in live.items():
+            mine = np.flatnonzero(np.isin(due.row, comm.rows)) if deciding and not comm.off else _NONE
+            part = due.part(mine)
+            at = positions(comm.rows, part.row)
+            needed = need[comm.rows]
+            needed[at] = np.where(waited_for[part.row], part.takes, 0)
+            comm.agreement.open(self.next_version)
+            contexts.append(
                 CommContext(
                     comm=comm_id,
-                    context=self._about(member),
-                    keys=comm.book.keys.copy(),
-                    view=view,
-                    reward=reward,
-                    in_force=dict(comm.actions),
+                    keys=comm.keys.copy(),
+                    wanted=loop.wanted[comm.rows],
+                    need=needed,
+                    in_force=comm.in_force,
                     version_in_force=comm.version,
-                    version=comm.next_version,
+                    due=dataclasses.replace(part, row=at),
+                    reward=rewards[comm_id] if len(mine) else np.zeros(0),
                     max_channels=comm.max_channels,
                     off=bool(comm.off),
                 )
             )
-            comm.next_version += 1
+        version = self.next_version
+        self.next_version += 1
         return Context(
             epoch=self.epoch,
-            phase=self.phase,
-            greedy=self.phase is Phase.EXPLOIT,
-            keep=self.phase is Phase.EXPLOIT and self.phase_rounds > 0,
+            version=version,
+            greedy=self.experiment.mode == "shadow",
+            watching=bool((loop.measured > 0).any()) and not any(c.need.any() for c in contexts),
             apply=self.experiment.mode == "active",
-            seed=self.experiment.seed,
             round_end=round_end,
-            comms=tuple(comms),
-            adopt={c: comm.adopt for c, comm in self.comms.items() if comm.adopt is not None},
+            comms=tuple(contexts),
+            adopt={c: comm.adopt for c, comm in live.items() if comm.adopt is not None},
             stop=self.stopping,
         )
 
-    def _about(self, member: Member) -> observation.Context:
+    def about(self, member: Member) -> observation.Context:
         """What is known of a communicator before anything is measured."""
-        told = self.plan.experiment
+        told = self.experiment
         return observation.Context(
             topology=self._topology(member), workload=told.workload, scheduler=told.scheduler, llm=told.llm
         )
@@ -478,62 +483,68 @@ class Coordinator:
     def _topology(self, member: Member) -> Topology:
         return Topology(ranks=member.ranks, nodes=member.nodes, **self.plan.topology)
 
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Status:
         """Where the run stands; safe to ask at any time."""
-        return {
-            "epoch": self.epoch,
-            "round": self.round,
-            "phase": self.phase.value,
-            "phase_rounds": self.phase_rounds,
-            "collectives": self.collectives,
-            "switches": sum(c.switches for c in self.comms.values()),
-            "digest_mismatches": sum(c.agreement.digest_mismatches for c in self.comms.values()),
-            "unmatched": sum(c.unmatched for c in self.comms.values()),
-            "unused": self.unused,
-            "dropped": sum(self.dropped.values()),
-            "alarms": list(self.alarms),
-            "history": list(self.history),
-            "off": {f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},
-            "ranks": sum(len(c.members) for c in self.comms.values()),
-            "runners": sorted(self._runners),
+        unmeasured = {
+            f"{c:x}": [key_name(int(key)) for key in comm.keys[self.loop.measured[comm.rows] == 0]]
+            for c, comm in self.comms.items()
         }
-
-    def book(self, comm_id: int) -> KeyBook:
-        return self.comms[comm_id].book
+        return Status(
+            epoch=self.epoch,
+            round=self.round,
+            phase=self.phase.name.lower(),
+            rounds_in_phase=self.rounds_in_phase,
+            collectives=self.collectives,
+            switches=self.switches + sum(c.switches for c in self.comms.values()),
+            digest_mismatches=sum(c.agreement.digest_mismatches for c in self.comms.values()),
+            unused=self.unused + self.loop.late + sum(c.unused for c in self.comms.values()),
+            dropped=self.dropped + sum(sum(c.dropped.values()) for c in self.comms.values()),
+            alarms=tuple(self.alarms),
+            history=tuple(self.history),
+            off={f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},
+            unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
+            keys=self._keys_by_phase(),
+            ranks=sum(len(c.members) for c in self.comms.values()),
+            runners=tuple(sorted(self._runners)),
+        )
 
     # -- durability --
 
-    _DURABLE = (
-        "epoch", "round", "phase", "phase_rounds", "heat", "_after_baseline", "alarms", "history", "collectives",
-    )  # fmt: skip
-
-    def _save(self) -> None:
-        state = {name: getattr(self, name) for name in self._DURABLE}
-        state["comms"] = {
-            c: {
-                "book": comm.book.state(),
-                "rewards": comm.rewards.state(),
-                "members": comm.members,
-                "actions": comm.actions,
-                "version": comm.version,
-                "next_version": comm.next_version,
-                "max_channels": comm.max_channels,
-                "off": comm.off,
-                "switches": comm.switches,
-            }
-            for c, comm in self.comms.items()
+    def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Everything that a successor needs, settings left out: it has its own."""
+        said = {
+            **{name: getattr(self, name) for name in _COUNTS},
+            "phase": self.phase.name,
+            "alarms": [dataclasses.asdict(alarm) for alarm in self.alarms],
+            "history": [dataclasses.asdict(round_) for round_ in self.history],
+            "comms": [comm.state() for comm in self.comms.values()],
         }
-        self._store.put(f"{self.plan.run}/state", pickle.dumps(state))
+        return said, {**self.loop.state(), "cost": self.loop.keys.cost}
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        for name in self._DURABLE:
-            setattr(self, name, state[name])
-        for comm_id, saved in state["comms"].items():
-            comm = self._comm(next(iter(saved["members"].values())))
-            comm.book.restore(saved["book"])
-            comm.rewards.restore(saved["rewards"])
-            for name in ("members", "actions", "version", "max_channels", "off", "switches"):
-                setattr(comm, name, saved[name])
-            self._adopt_decided(comm_id, comm)
-            # Versions that were handed out after the last save may be open somewhere: never use them again.
-            comm.next_version = saved["next_version"] + 1000
+    def _restore(self, said: dict[str, Any], arrays: dict[str, Any]) -> None:
+        try:
+            for of in said["comms"]:
+                self.add(Member(**of["example"])).restore(of)
+            for name in _COUNTS:
+                setattr(self, name, int(said[name]))
+            self.phase = Phase[said["phase"]]
+            self.alarms = [Alarm(**alarm) for alarm in said["alarms"]]
+            self.history = [Round(**round_) for round_ in said["history"]]
+            keyed = [comm for comm in self.comms.values() if len(comm.keys)]
+            order = np.argsort(np.concatenate([_NONE, *(comm.rows for comm in keyed)]))
+            self.loop.grow(Keys.join([self._keys(comm, comm.keys.tolist()) for comm in keyed]).part(order))
+            self.loop.keys.cost[:] = arrays["cost"]
+            self.loop.restore(arrays)
+            self._running = np.zeros(len(self.loop))
+        except DAMAGED as e:
+            raise RunError(f"the state of run {self.plan.run} is damaged: {e!r}; start without --resume") from None
+        for comm_id in self.comms:
+            self._adopt_decided(comm_id)
+        # Versions that were handed out after the last save may be open somewhere: never use them again.
+        self.next_version += 1000
+
+
+_NONE: Final = np.zeros(0, np.int64)
+_COUNTS: Final = ("epoch", "round", "collectives", "next_version", "numbered", "unused", "dropped", "switches")
+# Phases, the one that is furthest behind first.
+_BEHIND: Final = (Phase.BASELINE, Phase.ADAPT, Phase.LEARN, Phase.EXPLOIT)

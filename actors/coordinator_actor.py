@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from actors.coordinator import Coordinator, Plan, log
-from actors.messages import Context, Member, RankEpoch
+from actors.messages import CommReport, Context, Member
+from actors.status import Epoch, Status
 from dynamiccl_ray.agreement import Answer, Decision, Store
 
 
@@ -28,16 +28,16 @@ class CoordinatorActor:
         logging.basicConfig(format="%(name)s: %(message)s")
         self._core = Coordinator(plan, store, self._observe)
         self._news = asyncio.Condition()
-        self._observed: list[dict[str, Any]] = []
+        self._observed: list[Epoch] = []
 
-    def _observe(self, epoch: dict[str, Any]) -> None:
+    def _observe(self, epoch: Epoch) -> None:
         self._observed.append(epoch)
 
     async def join(self, runner: str, members: list[Member]) -> Context:
         return self._core.join(runner, members)
 
-    async def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
-        context = self._core.report(runner, epoch, ranks, entropy)
+    async def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
+        context = self._core.report(runner, epoch, comms, entropy)
         if context is None:
             await self._wait(lambda: self._core.epoch > epoch, self.REPORT_WAIT_S)
             if self._core.epoch == epoch:
@@ -59,10 +59,10 @@ class CoordinatorActor:
         await self._tell()
         return decision
 
-    async def status(self) -> dict[str, Any]:
+    async def status(self) -> Status:
         return self._core.status()
 
-    async def observed(self) -> list[dict[str, Any]]:
+    async def observed(self) -> list[Epoch]:
         """The epochs closed since the last call, with their samples."""
         observed, self._observed = self._observed, []
         return observed

@@ -60,7 +60,8 @@ class FabricRunner(PolicyRunner):
     def sample(self, **_: Any) -> list[Episodes]:
         index, of = self.share
         simulation = self._simulation(Share(self.rounds, self.stage, index, of))
-        generator = torch.Generator().manual_seed(hash((self._seed, index, self.rounds)) & 0x7FFFFFFF)
+        entropy = np.random.SeedSequence((self._seed, index, self.rounds)).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(entropy[0]))
         self.rounds += 1
         net: policy.PolicyNetwork = self.module.net
         n, epochs = len(simulation), simulation.epochs

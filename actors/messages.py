@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray import observation
-from dynamiccl_ray.actions import Action
 from dynamiccl_ray.agreement import Answer, Decision
-from dynamiccl_ray.observation import KeyView
+from dynamiccl_ray.arrays import Float, Int64
+from dynamiccl_ray.control.loop import Due
 
+COLLECTIVE_DTYPE: Final = np.dtype(
+    [
+        ("dseq", "u8"),
+        ("bytes", "u8"),
+        ("least_ns", "u8"),
+        ("most_ns", "u8"),
+        ("version", "u4"),
+        ("ranks", "u4"),
+        ("key", "u2"),
+        ("pair", "u1"),
+        ("channels", "u1"),
+        ("aggregate", "u1"),
+    ]
+)
+"""One collective on one communicator, reduced over ``ranks`` of it: the least and the most time that any took, what was
+in force (``version``), what NCCL says it used (``OWN_PAIR`` and 0 where it says nothing), and whether several
+operations shared the decision."""
 
-class Phase(StrEnum):
-    """State of a run: measure NCCL's own choice, learn, exploit; adapt is learning after a trigger."""
-
-    BASELINE = "baseline"
-    LEARN = "learn"
-    EXPLOIT = "exploit"
-    ADAPT = "adapt"
+Collectives = npt.NDArray[Any]
+"""Of ``COLLECTIVE_DTYPE``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,77 +45,85 @@ class Member:
     tuner_abi: int
     profiler_abi: int
     user_env: bool
-    dseq: int
     version: int
     """Newest version that the segment knows of, in force or pending."""
+    in_force: int = 0
+    """Version of the table that is in force, or will be at the call that all ranks have been told; 0 for none."""
+    table: tuple[tuple[int, int], ...] = ()
+    """That table: keys and their flat actions."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankEpoch:
-    """What one rank measured in one epoch. N collectives, all decided under ``version``."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RankNews:
+    """What one rank's segment says beside its records."""
 
-    comm: int
-    rank: int
-    version: int
-    dseq: npt.NDArray[np.uint64]
-    """(N,)"""
-    key: npt.NDArray[np.uint16]
-    """(N,)"""
-    nbytes: npt.NDArray[np.uint64]
-    """(N,)"""
-    exec_ns: npt.NDArray[np.uint64]
-    """(N,)"""
-    pair: npt.NDArray[np.int64]
-    """(N,) what NCCL says it used; ``OWN_PAIR`` where it names none that we know."""
-    channels: npt.NDArray[np.uint8]
-    """(N,) likewise; 0 where it does not say."""
-    refused: frozenset[int]
-    """Keys whose entry was in force but not applied: NCCL did not offer it."""
-    costs: dict[int, npt.NDArray[np.float32]]
-    """Keys seen for the first time: NCCL's own cost table (7, 3)."""
     fingerprints: dict[int, int]
-    max_channels: int
-    unused: int
-    """Records of this epoch that cannot be used: of another version, of an aggregate, or without a decision."""
+    """Window -> hash of the calls in it."""
     dropped: int
     """Records lost so far, for whatever reason; all are counted in the segment."""
+    unused: int
+    """Records since the last report that cannot be used: without a decision, of a pair that was refused, or with
+    timers that cannot be believed."""
     steps: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """Steps that the job reported in this epoch: number -> seconds and loss (NaN: none)."""
+    """Steps that the job has reported since: number -> seconds and loss (NaN: none)."""
     faults: int = 0
     """That the job reported so far."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CommReport:
+    """What one runner has of one communicator since its last report."""
+
+    comm: int
+    collectives: Collectives
+    """Those that all of the runner's ranks of it have measured."""
+    unmatched: int
+    """Records given up since, because some rank of the runner has none of the collective."""
+    decided: Int64
+    """(R,) flat actions for what was due."""
+    refused: dict[int, int]
+    """Key -> flat action that was in force and not applied: NCCL did not offer it."""
+    costs: dict[int, npt.NDArray[np.float32]]
+    """Keys seen for the first time: NCCL's own cost table (7, 3)."""
+    max_channels: int
+    ranks: dict[int, RankNews]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class CommContext:
     """One communicator's part of an epoch's context: all that decisions may depend on."""
 
     comm: int
-    context: observation.Context
-    keys: npt.NDArray[np.int64]
-    view: KeyView
-    reward: npt.NDArray[np.float64]
-    """(K,) of the decision in force in the epoch that just ended, all terms; NaN where none can be given."""
-    in_force: dict[int, Action]
-    """Keys that are not NCCL's own now."""
+    keys: Int64
+    """(K,) all of them."""
+    wanted: Int64
+    """(K,) flat action of each, but for what is due."""
+    need: Int64
+    """(K,) collectives that the epoch waits for."""
+    in_force: dict[int, int]
+    """Key -> flat action of the table in force; keys that are missing are NCCL's own."""
     version_in_force: int
-    version: int
-    """For the next table."""
+    due: Due
+    """Rows count from 0 within ``keys``."""
+    reward: Float
+    """(R,) of the decisions that are over, all terms; NaN where none can be given."""
     max_channels: int
     off: bool
     """Tuning is off for this communicator: an empty table."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Context:
     """What every runner is told after an epoch."""
 
     epoch: int
-    phase: Phase
+    version: int
+    """Of the tables that come of it."""
     greedy: bool
-    keep: bool
-    """Decisions in force stay, as long as they are valid: exploitation does not flap between equals."""
+    """What is likeliest is decided, not what is drawn: nothing is applied, so nothing can be learned."""
+    watching: bool
+    """No key is learning: the epoch is a long one."""
     apply: bool
-    seed: int
     round_end: bool
     """The epoch that just ended was the last of its round."""
     comms: tuple[CommContext, ...]
@@ -120,7 +138,7 @@ class Coordination(Protocol):
     def join(self, runner: str, members: list[Member]) -> Context:
         """Announces the ranks that a runner serves, or serves now; answers the current context."""
 
-    def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
         """Hands in an epoch; answers the next context once all runners have, or time is up."""
 
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:

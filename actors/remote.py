@@ -12,7 +12,7 @@ from ray.experimental import internal_kv
 
 from actors.coordinator import Plan
 from actors.coordinator_actor import CoordinatorActor
-from actors.messages import Context, Coordination, Member, RankEpoch
+from actors.messages import CommReport, Context, Coordination, Member
 from dynamiccl_ray.agreement import Answer, Decision, decision_key
 from dynamiccl_ray.errors import RunError
 
@@ -73,8 +73,8 @@ class RemoteCoordination:
     def join(self, runner: str, members: list[Member]) -> Context:
         return self._wait(self._actor.join.remote(runner, members))
 
-    def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
-        return self._wait(self._actor.report.remote(runner, epoch, ranks, entropy))
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
+        return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))
 
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
         try:

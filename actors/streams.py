@@ -7,54 +7,65 @@ from dataclasses import dataclass, field
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from actors.messages import CommContext
 from dynamiccl_ray import observation, policy
+from dynamiccl_ray.arrays import Float32, Int64
+from dynamiccl_ray.control.drawing import Drawn
 
 OBSERVATION_SPACE = gym.spaces.Box(-4.0, 4.0, (observation.SIZE,), np.float32)
 ACTION_SPACE = gym.spaces.MultiDiscrete(list(policy.ACTION_HEADS))
 
 
 @dataclass(eq=False)
-class Decided:
-    """One communicator's decisions of one epoch, K keys; see ``dynamiccl_ray.policy`` for shapes."""
+class _Decision:
+    """What was drawn for a key, and waits for its reward."""
 
-    keys: npt.NDArray[np.int64]
-    obs: npt.NDArray[np.float32]
-    actions: npt.NDArray[np.int64]
-    log_probs: npt.NDArray[np.float32]
-    states: dict[str, npt.NDArray[np.float32]]
-    """Recurrent state after each decision, (K, layers, hidden)."""
-    entropy: float | None
-    learn: bool
-    in_force: bool = False
-    """Whether all ranks really used them."""
+    ordinal: int
+    heads: Int64
+    log_prob: float
+    state: dict[str, Float32]
+    """After it, (layers, hidden)."""
 
 
 @dataclass(eq=False)
 class _Stream:
     """One key's episode in the making."""
 
-    observations: list[npt.NDArray[np.float32]]
-    actions: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    observations: list[Float32]
+    heads: list[Int64] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
-    states: list[dict[str, npt.NDArray[np.float32]]] = field(default_factory=list)
+    states: list[dict[str, Float32]] = field(default_factory=list)
+    open: _Decision | None = None
+
+    def judge(self, ordinal: int, reward: float, after: Float32) -> bool:
+        """The key needs decision ``ordinal``, so the one before it is over; false if the stream ends before that: a
+        shift has cut it short, or it was not this stream's.
+        """
+        decision, self.open = self.open, None
+        if decision is None or decision.ordinal != ordinal - 1 or not np.isfinite(reward):
+            return False
+        self.heads.append(decision.heads)
+        self.rewards.append(reward)
+        self.log_probs.append(decision.log_prob)
+        self.states.append(decision.state)
+        self.observations.append(after)
+        return True
 
     def episode(self) -> SingleAgentEpisode:
         return SingleAgentEpisode(
             observations=self.observations,
-            actions=self.actions,
+            actions=self.heads,
             rewards=self.rewards,
             infos=[{} for _ in self.observations],
             truncated=True,
             extra_model_outputs={
                 Columns.ACTION_LOGP: self.log_probs,
                 # Only PPO's KL term, which is off, would look into these.
-                Columns.ACTION_DIST_INPUTS: np.zeros((len(self.actions), 1), np.float32),
+                Columns.ACTION_DIST_INPUTS: np.zeros((len(self.heads), 1), np.float32),
                 Columns.STATE_OUT: self.states,
             },
             observation_space=OBSERVATION_SPACE,
@@ -64,48 +75,47 @@ class _Stream:
 
 
 class Streams:
-    """The streams of one round. ``mine`` says which keys this runner returns; all runners decided the same."""
+    """One stream per key that is learning; an episode is one sequence of its decisions.
 
-    def __init__(self, mine: Callable[[int], bool]) -> None:
-        self._mine = mine
-        self._open: dict[tuple[int, int], _Stream] = {}
-        self._closed: list[_Stream] = []
+    ``mine`` says which keys this runner returns: all runners decide the same.
+    """
 
-    def open(self, comm: int, decided: Decided) -> None:
-        """Begins a stream for every key that has none."""
-        for key, obs in zip(decided.keys, decided.obs, strict=True):
-            if self._mine(int(key)):
-                self._open.setdefault((comm, int(key)), _Stream(observations=[obs]))
+    def __init__(self, mine: Callable[[int], bool], sequence: int) -> None:
+        self._mine, self._sequence = mine, sequence
+        self._streams: dict[tuple[int, int], _Stream] = {}
+        self._done: list[_Stream] = []
 
-    def close_step(self, comm: CommContext, decided: Decided) -> list[int]:
-        """Adds the epoch's rewards, and returns the keys whose recurrent state begins anew.
-
-        A decision that never came into force, or a key that did not run, has no reward: its stream ends before it and
-        a new one begins, on every runner alike.
-        """
-        after = observation.encode(comm.context, comm.view)
-        row_of = {int(key): i for i, key in enumerate(comm.keys)}
-        anew = []
-        for i, key in enumerate(decided.keys.tolist()):
-            row = row_of[key]
-            reward = comm.reward[row]
-            valid = decided.in_force and bool(np.isfinite(reward))
-            if not valid:
-                anew.append(key)
+    def advance(self, comm: CommContext, drawn: Drawn) -> None:
+        """What was due in an epoch's context: rewards for the decisions that are over, and what was drawn next."""
+        due = comm.due
+        at = np.cumsum(due.draw) - 1
+        for row, key in enumerate(comm.keys[due.row].tolist()):
             if not self._mine(key):
                 continue
-            stream = self._open[comm.comm, key]
-            if not valid:
-                self._closed.append(stream)
-                self._open[comm.comm, key] = _Stream(observations=[after[row]])
+            ordinal, stream = int(due.ordinal[row]), self._streams.get((comm.comm, key))
+            if stream is not None:
+                if stream.open is not None and stream.open.ordinal == ordinal:
+                    continue  # asked again: what was drawn first was never in force, and this is the same
+                going_on = stream.judge(ordinal, float(comm.reward[row]), due.observation[row])
+                if not going_on or ordinal % self._sequence == 0 or not due.draw[row]:
+                    self._end(comm.comm, key)
+            if not due.draw[row]:
                 continue
-            stream.actions.append(decided.actions[i])
-            stream.rewards.append(float(reward))
-            stream.log_probs.append(float(decided.log_probs[i]))
-            stream.states.append({k: v[i] for k, v in decided.states.items()})
-            stream.observations.append(after[row])
-        return anew
+            if (comm.comm, key) not in self._streams:
+                self._streams[comm.comm, key] = _Stream(observations=[due.observation[row]])
+            self._streams[comm.comm, key].open = _Decision(
+                ordinal=ordinal,
+                heads=drawn.heads[at[row]],
+                log_prob=float(drawn.log_prob[at[row]]),
+                state={name: h[at[row]] for name, h in drawn.states.items()},
+            )
+
+    def _end(self, comm: int, key: int) -> None:
+        stream = self._streams.pop((comm, key))
+        if stream.heads:
+            self._done.append(stream)
 
     def episodes(self) -> list[SingleAgentEpisode]:
-        """All streams that have at least one step."""
-        return [s.episode() for s in (*self._closed, *self._open.values()) if s.actions]
+        """Those that have come to their end since the last call."""
+        done, self._done = self._done, []
+        return [stream.episode() for stream in done]

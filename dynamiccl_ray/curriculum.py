@@ -7,12 +7,14 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
+from dynamiccl_ray.control.settings import Control
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.observation import Compression, Parallelism, SyncMode
 from dynamiccl_ray.reward import Reward
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, Share, read_yaml
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, Share, read_yaml
+from dynamiccl_ray.settings import Ppo as CommonPpo
 
 
 def _cluster(given: Any, info: ValidationInfo) -> Any:
@@ -64,7 +66,7 @@ class Stage(Section):
         return self
 
 
-class Learning(Ppo):
+class Ppo(CommonPpo):
     """PPO and its teacher. Schedules run from the first round of the curriculum over ``rounds``, then stay."""
 
     lr: Positive = 3e-3
@@ -89,10 +91,10 @@ class Streams(Section):
     """Of these, in one round."""
     keys: Count = 16
     """Of a scenario."""
-    epochs: Annotated[int, Field(ge=4)] = 32
-    """Decisions in an episode."""
-    collectives: Count = 2
-    """Of a key, measured in an epoch of the least busy job."""
+    later: Share = 0.3
+    """Share of the scenarios whose episode is not the first of its learning phase,"""
+    shifted: Share = 0.4
+    """and of those whose episode follows a shift of the network, where there can be one."""
     rooted: Share = 0.05
     """Share of the keys that are broadcasts and reductions to a root: rare in training, and far from the best there."""
 
@@ -114,8 +116,10 @@ class Curriculum(Section):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     held_out: Annotated[tuple[Place, ...], Field(min_length=1)]
     """Places that no stage has: never learned from."""
-    learning: Learning = Learning()
+    ppo: Ppo = Ppo()
     reward: Reward = Reward()
+    control: Control = Control()
+    """The loop that the policy is trained for, as beside a job."""
     streams: Streams = Streams()
     validation: Validation = Validation()
 

@@ -3,6 +3,7 @@
 DynamicclError
 ├── ConfigError      an experiment YAML, a data file or a command line is wrong (also a ValueError)
 ├── ChannelError     a shared-memory segment cannot be used
+│   └── ChannelBusyError   ... yet: another runner has claimed it, or it is still being set up
 └── RunError         a run cannot start or go on
 """
 
@@ -18,7 +19,11 @@ class ConfigError(DynamicclError, ValueError):
 
 
 class ChannelError(DynamicclError):
-    """A segment is not ours, of another build, or claimed."""
+    """A segment is not ours, or of another build."""
+
+
+class ChannelBusyError(ChannelError):
+    """A segment that another runner has claimed, or that is still being set up: worth another try."""
 
 
 class RunError(DynamicclError):

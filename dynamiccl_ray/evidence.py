@@ -26,6 +26,8 @@ _APART: Final = 0.04
 _FLOOR: Final = 0.003
 # and of a ratio before a shift of the network around what it is after.
 _STALE: Final = 0.15
+# Collectives that such a hint counts for at most: one that is measured anew outweighs it, however noisy.
+_HINT: Final = 0.5
 # Of what is not known at all.
 WIDE: Final = 0.5
 # Farthest that two sizes are apart, in octaves, between which a time is expected to lie on a line.
@@ -42,72 +44,77 @@ class Lending:
     """Which of B keys lend each other, and how much."""
 
     def __init__(self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike) -> None:
-        """All (B,); keys lend within a group. Groups must be contiguous and numbered from 0."""
-        groups, kind = np.asarray(group, np.int64), np.asarray(collective)
-        size = np.bincount(groups) if len(groups) else np.zeros(0, np.int64)
-        width = int(size.max(initial=0))
-        within = np.arange(width) < size[:, None]
-        # Row of each place in a group; those beyond a group's end stand for its first key and lend nothing.
-        first = np.cumsum(size) - size
-        self._rows: Final = np.where(within, first[:, None] + np.arange(width), first[:, None])
-        self._within: Final = within
-        octaves, kind = np.log2(np.maximum(1, np.asarray(nbytes)))[self._rows], kind[self._rows]
-        near = _LENT * np.exp(-np.abs(octaves[:, :, None] - octaves[:, None, :]) / _OCTAVES)
-        alike = (kind[:, :, None] == kind[:, None, :]) & within[:, :, None] & within[:, None, :]
-        self._weight: Final = (near * alike * ~np.eye(width, dtype=np.bool_)).astype(np.float32)
-        self._line: Final = _between(groups, np.asarray(collective), np.log2(np.maximum(1, np.asarray(nbytes))))
+        """All (B,); keys of one collective lend within a group, whatever the groups' numbers are."""
+        groups, kind = np.asarray(group, np.int64), np.asarray(collective, np.int64)
+        octaves = np.log2(np.maximum(1, np.asarray(nbytes, np.float64)))
+        order = np.lexsort((np.arange(len(groups)), kind, groups))
+        edge = np.flatnonzero((np.diff(groups[order]) != 0) | (np.diff(kind[order]) != 0)) + 1
+        # Of each kind of each group: its rows, and what each of them gets from each.
+        self._blocks: Final[list[tuple[NDArray[np.int64], Floats]]] = []
+        for rows in np.split(order, edge):
+            if len(rows) > 1:
+                near = _LENT * np.exp(-np.abs(octaves[rows, None] - octaves[rows]) / _OCTAVES)
+                self._blocks.append((rows, (near * ~np.eye(len(rows), dtype=np.bool_)).astype(np.float32)))
+        by_size = np.lexsort((octaves, kind, groups))
+        self._by_size: Final = (by_size, groups[by_size], kind[by_size], octaves[by_size])
 
-    def __call__(self, x: Floats) -> Floats:
-        """(B, N): the weighted sum over the keys that lend to each."""
-        return np.asarray((self._weight @ x[self._rows])[self._within])
+    def __call__(self, x: Floats, rows: NDArray[np.int64]) -> Floats:
+        """(R, N) for R of the rows: the weighted sum of x (B, N) over the keys that lend to each."""
+        wanted = np.zeros(len(x), np.bool_)
+        wanted[rows] = True
+        out = np.zeros(x.shape, np.float32)
+        for block, weight in self._blocks:
+            if wanted[block].any():
+                out[block] = weight @ x[block]
+        return out[rows]
 
     def excess(self, log_time: Floats) -> Floats:
-        """(B,): how far each time lies above the line between those of the next smaller and the next larger key; 0
-        where there is no such pair. Where NCCL's own choice switches too early or too late, its time stands out.
+        """(B,): how far each time lies above the line between those of the next smaller and the next larger key that
+        have one; 0 where there is no such pair. Where NCCL's own choice switches too early or too late, its time stands
+        out. NaN is a key without a time.
         """
-        key, below, above, share = self._line
+        # A key that has never been measured must not come between two that have.
+        known = np.isfinite(log_time[self._by_size[0]])
+        key, group, kind, octaves = (column[known] for column in self._by_size)
+        time = log_time[key]
+        width = octaves[2:] - octaves[:-2]
+        alike = (group[2:] == group[:-2]) & (kind[2:] == kind[:-2]) & (width > 0) & (width <= _BETWEEN)
+        at = 1 + np.flatnonzero(alike)
+        share = ((octaves[at] - octaves[at - 1]) / width[at - 1]).astype(np.float32)
         out = np.zeros(len(log_time), np.float32)
-        out[key] = log_time[key] - (1 - share) * log_time[below] - share * log_time[above]
+        out[key[at]] = time[at] - (1 - share) * time[at - 1] - share * time[at + 1]
         return out
 
 
-def _between(
-    group: NDArray[np.int64], collective: NDArray[np.int64], octaves: NDArray[np.float64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], Floats]:
-    """Keys that lie between two others of their kind, these two, and how far along, 0 to 1."""
-    order = np.lexsort((octaves, collective, group))
-    below, key, above = order[:-2], order[1:-1], order[2:]
-    alike = (group[below] == group[above]) & (collective[below] == collective[above])
-    width = octaves[above] - octaves[below]
-    chosen = alike & (width > 0) & (width <= _BETWEEN)
-    share = (octaves[key] - octaves[below])[chosen] / width[chosen]
-    return key[chosen], below[chosen], above[chosen], share.astype(np.float32)
-
-
-def combine(total: Floats, samples: Floats, noise: Floats, lending: Lending) -> tuple[Floats, Floats]:
-    """Mean log time ratio (B, ...) of each action by own and lent measurements, 0 where there are none; and how sure
-    it is, log(``WIDE`` / standard deviation) / ``SURE_SCALE``: 0 where nothing is known.
+def combine(
+    total: Floats, samples: Floats, noise: Floats, lending: Lending, rows: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Mean log time ratio (R, ...) of each action by own and lent measurements, 0 where there are none; and how sure
+    it is, log(``WIDE`` / standard deviation) / ``SURE_SCALE``: 0 where nothing is known. Both of ``rows`` (R,).
 
     ``total`` and ``samples`` (B, ...) are sums and counts of own log time ratios, ``noise`` (B,) the standard
     deviation of one. Precisions of independent Gaussian estimates add up.
     """
     shape = samples.shape
     flat_total, flat_samples = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
-    lent = lending(np.concatenate([flat_total, flat_samples], -1))
+    lent = lending(np.concatenate([flat_total, flat_samples], -1), rows)
     lent_total, lent_samples = lent[:, : flat_total.shape[1]], lent[:, flat_total.shape[1] :]
-    variance = (noise**2)[:, None]
-    own = flat_samples / (variance + flat_samples * np.float32(_FLOOR**2))
+    own_total, own_samples, variance = flat_total[rows], flat_samples[rows], (noise[rows] ** 2)[:, None]
+    own = own_samples / (variance + own_samples * np.float32(_FLOOR**2))
     other = lent_samples / (variance + lent_samples * np.float32(_APART**2))
     precision = own + other
-    mean = own * flat_total / np.maximum(flat_samples, 1e-9) + other * lent_total / np.maximum(lent_samples, 1e-9)
+    mean = own * own_total / np.maximum(own_samples, 1e-9) + other * lent_total / np.maximum(lent_samples, 1e-9)
     mean = mean / np.maximum(precision, 1e-9)
     sure = np.log1p(np.float32(WIDE**2) * precision) / np.float32(2 * SURE_SCALE)
-    return np.asarray(mean.reshape(shape), np.float32), np.asarray(sure.reshape(shape), np.float32)
+    out = (len(rows), *shape[1:])
+    return np.asarray(mean.reshape(out), np.float32), np.asarray(sure.reshape(out), np.float32)
 
 
 def stale(samples: NDArray[Any], noise: NDArray[Any]) -> NDArray[Any]:
-    """What counts (B, ...) are worth after a shift: no more than one time that is off by ``_STALE``."""
-    worth = (noise / _STALE) ** 2
+    """What counts (B, ...) are worth after a shift: no more than one time that is off by ``_STALE``, and no more than
+    half a collective.
+    """
+    worth = np.minimum((noise / _STALE) ** 2, _HINT)
     return np.asarray(np.minimum(samples, worth.reshape(-1, *(1,) * (samples.ndim - 1)).astype(samples.dtype)))
 
 

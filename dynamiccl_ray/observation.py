@@ -134,10 +134,8 @@ class KeyView:
     """(K,) pair head of the action in force; -1 before the first decision."""
     cost: Floats
     """(K, N_PAIRS) log of NCCL's own predicted cost over its cheapest; 0 where unavailable."""
-    evidence: Floats
-    """(K, N_PAIRS, N_CHANNELS) mean time seen with the action since the last shift; 0 where none."""
     samples: Floats
-    """(K, N_PAIRS, N_CHANNELS) how many collectives that mean is made of."""
+    """(K, N_PAIRS, N_CHANNELS) collectives that were measured, hints from before the last shift included."""
     channels: tuple[Floats, Floats]
     """(K, N_PAIRS, N_CHANNELS) times by own and lent evidence, and how sure they are; see ``evidence.combine``."""
     chunks: tuple[Floats, Floats]

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -273,15 +272,3 @@ def _choose(
 
 def _chosen(heads: Sequence[Tensor], actions: Tensor) -> Tensor:
     return torch.cat([head.gather(-1, actions[..., i : i + 1]) for i, head in enumerate(heads)], -1).sum(-1)
-
-
-def gumbel(seed: int, epoch: int, keys: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    """Gumbel noise (K, N_NOISE): with it, ``decide`` draws an exact sample.
-
-    Depends on the seed, the epoch and each key alone, so that every rank draws the same actions.
-    """
-    rows = [
-        np.random.Generator(np.random.Philox(key=[seed, int(key)], counter=[0, 0, 0, epoch])).gumbel(size=N_NOISE)
-        for key in keys
-    ]
-    return np.asarray(rows, np.float32)

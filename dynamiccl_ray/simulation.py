@@ -1,64 +1,86 @@
-"""Training without a job: many keys of many scenarios decided at once, one NumPy call per step for all of them."""
+"""Training without a job: the control loop over many keys of many scenarios, one NumPy call per decision for all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dynamiccl_ray.actions import OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.knowledge import Keys, Knowledge
-from dynamiccl_ray.observation import Floats, encode, encode_context
-from dynamiccl_ray.reward import Reward, total
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.arrays import Bool, Float32, Int64
+from dynamiccl_ray.control.loop import Keys, Loop, Measured
+from dynamiccl_ray.control.settings import Control, Trigger
+from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.observation import encode_context
+from dynamiccl_ray.reward import Floats, Reward, total
 from dynamiccl_ray.scenario import Scenario
 from dynamiccl_ray.stream_rewards import StreamRewards
 
-Int64 = NDArray[np.int64]
-
-# Collectives that measure NCCL's own choice before anything is tried.
-BASELINE_SAMPLES: Final = 4
-# After a shift, logits are divided by 1 + this, and it shrinks by the factor every epoch.
-HEAT: Final = 1.0
-COOLING: Final = 0.7
+# Nothing drifts within an episode.
+_NO_ALARMS: Final = Trigger(arl0=1e100)
 _AS_GOOD: Final = 0.002
-# An epoch measures up to so many times the collectives, by factors of 2: runs differ in how busy they are.
+# A decision is measured by up to so many times the collectives that it takes, by factors of 2: runs differ in how busy
+# they are.
 _BUSIER: Final = 8
-# Standard deviation of the log of the noise as it is estimated.
-_NOISE_SPREAD: Final = 0.15
+# What has been measured before an episode is mostly what was good, with a softmax of these temperatures over log times.
+_TEMPERATURES: Final = (0.02, 0.5)
+# Collectives of the best action before a shift.
+_EXPLOITED: Final = 100
+
+
+def keys_of(scenario: Scenario, group: int = 0) -> Keys:
+    """A scenario's keys, as those of one communicator."""
+    n = len(scenario.nbytes)
+    valid = scenario.valid.reshape(n, N_PAIRS, N_CHANNELS, N_CHUNKS)
+    identity = np.arange(n, dtype=np.uint64) + np.uint64(group << 32)
+    return Keys(
+        group=np.full(n, group),
+        identity=identity,
+        salt=identity,
+        collective=scenario.collective,
+        nbytes=scenario.nbytes,
+        pipelined=np.zeros(n, np.bool_),
+        cost=scenario.cost,
+        channels=np.asarray(valid.any(-1)),
+        # Which chunks fit depends on the protocol alone, so channels and chunks can be masked apart.
+        chunks=np.asarray(valid.any(2)),
+        context=np.tile(encode_context(scenario.context), (n, 1)),
+    )
 
 
 class Simulation:
     """Streams over some scenarios: each key of each is a stream of its own.
 
-    An episode is ``epochs`` decisions. It begins in a random phase of its scenario, and where there are several, every
-    second one goes over into another phase at a random epoch. What the policy learns of a shift is what the trigger
-    would tell it: the next epoch begins with NCCL's own choice measured anew.
+    An episode is one sequence of decisions that are drawn, and begins as sequences of the loop beside a job do: after
+    the baseline; or later, with what the sequences before it have measured; or after a shift, when what was measured
+    is a hint.
     """
 
     def __init__(
-        self, scenarios: Sequence[Scenario], *, epochs: int, collectives: int, seed: int, reward: Reward | None = None
+        self,
+        scenarios: Sequence[Scenario],
+        *,
+        control: Control,
+        seed: int,
+        reward: Reward | None = None,
+        later: float = 0.0,
+        shifted: float = 0.0,
     ) -> None:
-        """Of a key ``collectives`` or more are measured in each epoch. ``reward`` has the weights; None: their
-        defaults.
+        """``later`` and ``shifted`` are the shares of episodes that begin so, where there are several sequences to a
+        learning phase, and several phases to a scenario. ``reward`` has the weights; None: their defaults.
         """
-        self.epochs: Final = epochs
-        self._least: Final = collectives
-        self._collectives = np.zeros(0, np.float32)
+        self.control: Final = control.model_copy(update={"trigger": _NO_ALARMS})
+        self.epochs: Final = min(control.learning.sequence, control.learning.draws)
+        self._shares: Final = (later, shifted)
         self._rng: Final = np.random.default_rng(seed)
         counts = [len(s.nbytes) for s in scenarios]
         self._scenario: Final = np.repeat(np.arange(len(scenarios)), counts)
-        self.keys: Final = Keys(
-            group=self._scenario,
-            collective=np.concatenate([s.collective for s in scenarios]),
-            nbytes=np.concatenate([s.nbytes for s in scenarios]),
-            cost=np.concatenate([s.cost for s in scenarios]),
-            valid=np.concatenate([s.valid.reshape(s.times_us.shape[1:]) for s in scenarios]),
-        )
-        contexts = [encode_context(s.context) for s in scenarios]
-        self._context: Final = np.repeat(np.stack(contexts), counts, 0)
-        self._sigma: Final = np.repeat([s.sigma for s in scenarios], counts).astype(np.float32)
+        self._rows: Final = np.arange(len(self._scenario))
+        self._keys: Final = [keys_of(scenario, i) for i, scenario in enumerate(scenarios)]
+        self.nbytes: Final = np.concatenate([keys.nbytes for keys in self._keys])
+        """(B,) of each stream's key."""
+        self._sigma: Final = np.repeat([s.sigma for s in scenarios], counts)
         # (phases x streams, actions): a row per stream and phase, phases of a stream next to each other.
         self._log_us: Final = np.concatenate(
             [np.log(s.flat_us).transpose(1, 0, 2).reshape(-1, s.flat_us.shape[-1]) for s in scenarios]
@@ -67,78 +89,110 @@ class Simulation:
         self._phases: Final = phases[self._scenario]
         self._first: Final = np.concatenate([[0], np.cumsum(self._phases)[:-1]])
         self._teacher: Final = _teach(self._log_us)
-        self.knowledge: Final = Knowledge(self.keys)
         self._rewards: Final = StreamRewards(reward or Reward(), scenarios)
-        self.terms: Mapping[str, NDArray[np.floating[Any]]] = {}
+        self.terms: Mapping[str, Floats] = {}
         """Of the last step's reward, (B,) each."""
-        self._phase = np.zeros(len(self.keys), np.int64)
-        self._shift_at = np.full(len(self.keys), epochs)
-        self._next = self._phase.copy()
-        self._epoch = 0
+        self.loop = Loop(self.control)
+        self._due = self.loop.due()
+        self._phase = np.zeros(len(self), np.int64)
+        self._busier = 1
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._scenario)
 
-    def reset(self) -> Floats:
+    def reset(self) -> Float32:
         """Begins an episode on every stream: observations (B, SIZE)."""
-        n = int(self._scenario[-1]) + 1
-        rng = self._rng
+        rng, n = self._rng, len(self._keys)
+        self.loop = Loop(self.control)
+        for keys in self._keys:
+            self.loop.grow(keys)
+        self._busier = round(2 ** rng.uniform(0, np.log2(_BUSIER)))
         first = rng.integers(1 << 30, size=n)[self._scenario] % self._phases
         onward = 1 + rng.integers(1 << 30, size=n)[self._scenario] % np.maximum(1, self._phases - 1)
-        shifts = (rng.random(n) < 0.5)[self._scenario] & (self._phases > 1)
-        when = rng.integers(2, max(3, self.epochs - 1), size=n)[self._scenario]
-        self._phase, self._next = first, (first + onward) % self._phases
-        self._shift_at = np.where(shifts, when, self.epochs)
-        self._epoch = 0
-        busier = 2 ** rng.uniform(0, np.log2(_BUSIER), n)[self._scenario]
-        self._collectives = np.round(self._least * busier).astype(np.float32)
-        estimated = self._sigma * np.exp(_NOISE_SPREAD * rng.standard_normal(len(self), np.float32))
-        self.knowledge.noise = np.maximum(estimated, np.float32(0.005))
-        everywhere, baseline = np.ones(len(self), np.bool_), self._measure(self._own(), BASELINE_SAMPLES)
-        self.knowledge.begin(everywhere, baseline, BASELINE_SAMPLES)
-        self._rewards.begin(baseline)
-        return self._observe()
+        kind = rng.random(n)[self._scenario]
+        learning = self.control.learning
+        # Whole ones, after the first.
+        more = learning.draws // learning.sequence - 1
+        later, shifted = (kind < self._shares[0]) & (more > 0), (kind >= 1 - self._shares[1]) & (self._phases > 1)
+        self._phase = first
+        self._measure_own()
+        sequences = 1 + rng.integers(max(1, more), size=n)[self._scenario]
+        self._remember(later | shifted, np.where(shifted, learning.draws, sequences * learning.sequence))
+        self.loop.decisions[later] = (sequences * learning.sequence)[later]
+        if shifted.any():
+            self._exploited(shifted)
+            self._phase = np.where(shifted, (first + onward) % self._phases, first)
+            self.loop.shift(np.flatnonzero(shifted))
+            self._measure_own(shifted)
+        self._due = self.loop.due()
+        return self._due.observation
 
-    def step(self, actions: Int64) -> tuple[Floats, Floats]:
-        """One epoch under actions (B, 3): the next observations (B, SIZE) and rewards (B,), see ``reward.py``."""
-        flat = flat_action(actions[:, 0], actions[:, 1], actions[:, 2])
-        measured = self._measure(flat, self._collectives)
-        self.terms = self._rewards.terms(flat, measured, self.knowledge.baseline)
-        self.knowledge.record(actions, measured, self._collectives, COOLING)
-        self._epoch += 1
-        shifting = self._shift_at == self._epoch
-        if shifting.any():
-            self._phase = np.where(shifting, self._next, self._phase)
-            baseline = self._measure(self._own(), BASELINE_SAMPLES)
-            self.knowledge.shift(shifting, baseline, BASELINE_SAMPLES, HEAT)
-            self._rewards.shift(shifting, baseline)
-        return self._observe(), np.asarray(total(self.terms), np.float32)
+    def step(self, actions: Int64) -> tuple[Float32, Float32]:
+        """One decision of every stream, (B, 3): the next observations (B, SIZE) and rewards (B,), see ``reward.py``."""
+        decided = self._due.actions(flat_action(*actions.T))
+        baseline = self.loop.evidence.baseline.copy()
+        self.loop.decide(self._rows, decided)
+        self._observe(self._rows, self.control.learning.draw_samples * self._busier)
+        self._due = self.loop.due()
+        self.terms = self._rewards.terms(self._due.outcome, decided, baseline)
+        return self._due.observation, np.asarray(total(self.terms), np.float32)
 
     def teacher(self) -> Int64:
         """(B, 3) what a policy that knew every time would choose now; see ``_teach``."""
         return np.stack(action_parts(self._teacher[self._first + self._phase]), -1)
 
-    def clean_us(self, actions: Int64) -> tuple[Floats, Floats, Floats]:
-        """Times (B,) without noise, in the phase in force: of these actions, of NCCL's own, of the best."""
+    def clean_us(self, actions: Int64) -> tuple[Float32, Float32, Float32]:
+        """Times (B,) without noise, in the phase in force: of these actions (B, 3), of NCCL's own, of the best."""
         row = self._first + self._phase
-        flat = flat_action(actions[:, 0], actions[:, 1], actions[:, 2])
         log_us = self._log_us[row]
         best = np.nanmin(log_us, -1)
-        return np.exp(self._log_us[row, flat]), np.exp(log_us[:, OWN_ACTION]), np.exp(best)
+        return np.exp(self._log_us[row, flat_action(*actions.T)]), np.exp(log_us[:, OWN_ACTION]), np.exp(best)
 
-    def _own(self) -> Int64:
-        return np.full(len(self), OWN_ACTION)
+    def _observe(self, rows: Int64, samples: int) -> None:
+        """So many collectives of some streams, under what is wanted."""
+        row = np.tile(rows, samples)
+        noise = self._rng.standard_normal(len(row)) * self._sigma[row]
+        action = self.loop.wanted[row]
+        log_us = self._log_us[(self._first + self._phase)[row], action] + noise
+        self.loop.observe(Measured(row=row, action=action, log_us=log_us, skew=np.zeros(len(row))))
 
-    def _measure(self, flat: Int64, collectives: int | Floats) -> Floats:
-        """Mean log time of so many collectives."""
-        noise = self._rng.standard_normal(len(self), np.float32) * self._sigma / np.sqrt(np.float32(collectives))
-        return np.asarray(self._log_us[self._first + self._phase, flat] + noise)
+    def _measure_own(self, streams: Bool | None = None) -> None:
+        rows = self._rows if streams is None else np.flatnonzero(streams)
+        self._observe(rows, self.control.learning.baseline_samples)
 
-    def _observe(self) -> Floats:
-        return encode(self._context, self.knowledge.view())
+    def _remember(self, streams: Bool, decisions: Int64) -> None:
+        """What so many earlier decisions (B,) of some streams have measured: actions that looked good, mostly."""
+        rows = np.flatnonzero(streams)
+        if not len(rows):
+            return
+        log_us = self._log_us[(self._first + self._phase)[rows]]
+        low, high = np.log(_TEMPERATURES)
+        temperature = np.exp(self._rng.uniform(low, high, len(rows)))[:, None]
+        likely = np.nan_to_num(np.exp((np.nanmin(log_us, -1, keepdims=True) - log_us) / temperature)).cumsum(-1)
+        uniform = self._rng.random((len(rows), int(decisions[rows].max()))) * likely[:, -1:]
+        drawn = np.stack([np.searchsorted(*row, side="right") for row in zip(likely, uniform, strict=True)])
+        for i, actions in enumerate(drawn.T):
+            now = i < decisions[rows]
+            self._book(rows[now], actions[now], self.control.learning.draw_samples * self._busier)
+
+    def _exploited(self, streams: Bool) -> None:
+        """The best of these streams has been in force for a while."""
+        rows = np.flatnonzero(streams)
+        best = np.nanargmin(self._log_us[(self._first + self._phase)[rows]], -1)
+        self._book(rows, best, _EXPLOITED)
+
+    def _book(self, rows: Int64, actions: Int64, samples: int) -> None:
+        """A decision that was taken before the episode."""
+        sigma = self._sigma[rows]
+        mean = self._log_us[(self._first + self._phase)[rows], actions]
+        mean = mean + self._rng.standard_normal(len(rows)) * sigma / np.sqrt(samples)
+        # A chi-square, of no freedom for one sample.
+        square = sigma**2 * 2 * self._rng.standard_gamma((samples - 1) / 2, len(rows))
+        self.loop.evidence.record(rows, actions, np.full(len(rows), float(samples)), mean, square)
+        self.loop.wanted[rows] = actions
 
 
-def _teach(log_us: Floats) -> Int64:
+def _teach(log_us: Float32) -> Int64:
     """The first action of each row (R, A) that is as good as the best to 0.2 %.
 
     The first are NCCL's own choice, its own channels and its own chunk: what is not worth changing is left alone, and

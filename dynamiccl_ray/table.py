@@ -8,9 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.actions import Action
+from dynamiccl_ray.actions import OWN_ACTION, Action
+from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PROTOCOLS, OWN_PAIR, Carrier, pair_index
+from dynamiccl_ray.mixing import mix
 
 MAGIC: Final = 0x31425443
 ABI: Final = 3
@@ -110,14 +112,21 @@ class DecisionTable:
             )
         return found
 
+    def flat(self) -> Int64:
+        """(N_KEYS,) flat actions; NCCL's own for keys without an entry."""
+        flat = np.full(N_KEYS, OWN_ACTION, np.int64)
+        for key, action in self.actions().items():
+            flat[key] = action.flat
+        return flat
+
     @property
     def digest(self) -> int:
         """What all ranks compare before they switch: the same sum of mixed words that the plugin computes."""
         words = self.entries.view("<u8")
         set_words = np.flatnonzero(words)
         seed = self.version ^ self.max_channels << 32 ^ int(self.apply) << 63
-        mixed = _mix(words[set_words] ^ _mix((set_words + 1).astype(np.uint64)))
-        head = _mix(np.array([seed & (2**64 - 1)], np.uint64))[0]
+        mixed = mix(words[set_words] ^ mix((set_words + 1).astype(np.uint64)))
+        head = mix(np.array([seed & (2**64 - 1)], np.uint64))[0]
         return int((int(head) + int(mixed.sum(dtype=np.uint64))) & (2**64 - 1))
 
     def with_version(self, version: int) -> DecisionTable:
@@ -129,12 +138,3 @@ class DecisionTable:
         header = np.zeros(1, _HEADER)
         header[0] = (MAGIC, ABI, self.version, self.digest, self.max_channels, int(self.apply))
         return header.tobytes() + self.entries.tobytes()
-
-
-def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014), element by element."""
-    x = x ^ (x >> np.uint64(30))
-    x = x * np.uint64(0xBF58476D1CE4E5B9)
-    x = x ^ (x >> np.uint64(27))
-    x = x * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

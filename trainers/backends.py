@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -11,8 +12,9 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from actors.coordinator import Coordinator, Plan
 from actors.coordinator_actor import CoordinatorActor
-from actors.messages import Context, Member, RankEpoch
+from actors.messages import CommReport, Context, Member
 from actors.rank_runner import RankRunner
+from actors.status import Epoch, Status
 from dynamiccl_ray.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
 from trainers.cluster import require_room, start_ray
@@ -24,10 +26,10 @@ Checkpoint = dict[str, Any]
 class Backend(Protocol):
     """A control plane that is up."""
 
-    def round(self) -> dict[str, Any]:
+    def round(self) -> Status:
         """Runs one round and returns the coordinator's status."""
 
-    def observed(self) -> list[dict[str, Any]]:
+    def observed(self) -> list[Epoch]:
         """Epochs that were closed since the last call, with their samples."""
 
     def checkpoint(self) -> Checkpoint:
@@ -45,8 +47,8 @@ class DirectCoordination:
     def join(self, runner: str, members: list[Member]) -> Context:
         return self._core.join(runner, members)
 
-    def report(self, runner: str, epoch: int, ranks: list[RankEpoch], entropy: float | None) -> Context:
-        return self._core.report(runner, epoch, ranks, entropy) or self._core.close_epoch()
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
+        return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
 
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
         return self._core.promise(runner, comm, version, answers, table) or self._core.abort(comm, version)
@@ -56,13 +58,13 @@ class SerialBackend:
     """Everything but the training processes in this process, without Ray: for debugging and for tests."""
 
     def __init__(
-        self, plan: Plan, *, advance: Callable[[int], int] | None = None, resume: Checkpoint | None = None
+        self, plan: Plan, *, advance: Callable[[], None] | None = None, resume: Checkpoint | None = None
     ) -> None:
         store = MemoryStore()
         if resume is not None:
             store.put(f"{plan.run}/state", resume["coordinator"])
         self._store, self._plan = store, plan
-        self._observed: list[dict[str, Any]] = []
+        self._observed: list[Epoch] = []
         self._core = Coordinator(plan, store, self._observed.append)
         direct = DirectCoordination(self._core)
         experiment = plan.experiment.model_copy(
@@ -71,7 +73,7 @@ class SerialBackend:
         config = ppo_config(experiment, coordination=lambda: direct, runners=0)
         if advance is not None:
             # RLlib copies its configuration deeply; a plain function stays the one it is.
-            config.env_config["advance"] = lambda calls: advance(calls)
+            config.env_config["advance"] = lambda: advance()
         self._config = config
         self._runner = RankRunner(config=config)
         self._learner = config.build_learner(spaces=self._runner.get_spaces())
@@ -82,8 +84,8 @@ class SerialBackend:
     def _sync(self) -> None:
         self._runner.set_state(self._learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
 
-    def round(self) -> dict[str, Any]:
-        rounds = self._core.phase_rounds
+    def round(self) -> Status:
+        rounds = self._core.rounds_in_phase
         episodes = self._runner.sample()
         if episodes:
             self._learner.update(
@@ -96,7 +98,7 @@ class SerialBackend:
             self._sync()
         return self._core.status()
 
-    def observed(self) -> list[dict[str, Any]]:
+    def observed(self) -> list[Epoch]:
         observed = self._observed.copy()
         self._observed.clear()
         return observed
@@ -132,15 +134,29 @@ class RayBackend:
     ) -> None:
         import ray
 
+        self._ray = ray
+        learners = plan.experiment.ppo.learners
+        with contextlib.ExitStack() as undo:
+            if not ray.is_initialized():
+                start_ray(learners)
+                undo.callback(ray.shutdown)
+            require_room(learners)
+            self._begin(plan, ranks, resume, coordinator, undo)
+            self._undo = undo.pop_all()
+
+    def _begin(
+        self,
+        plan: Plan,
+        ranks: int,
+        resume: Checkpoint | None,
+        coordinator: type[CoordinatorActor],
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """What is started is on ``undo``."""
+        ray = self._ray
         from actors import remote
         from trainers.triggered_ppo import TriggeredPPO
 
-        self._ray = ray
-        self._started_ray = not ray.is_initialized()
-        learners = plan.experiment.ppo.learners
-        if self._started_ray:
-            start_ray(learners)
-        require_room(learners)
         self._plan = plan
         slots = int(ray.cluster_resources().get(SLOT, 0))
         runners = slots or -(-ranks // plan.experiment.ray.ranks_per_actor)
@@ -154,7 +170,8 @@ class RayBackend:
         if resume is not None:
             self._store.put(f"{plan.run}/state", resume["coordinator"])
         self._coordinator = remote.start_coordinator(plan, coordinator)
-        self._status: dict[str, Any] = ray.get(self._coordinator.status.remote())
+        undo.callback(ray.kill, self._coordinator)
+        self._status: Status = ray.get(self._coordinator.status.remote())
         config = ppo_config(
             plan.experiment,
             coordination=remote.remote_coordination(plan.run),
@@ -164,6 +181,7 @@ class RayBackend:
         )
         config.env_config["phase_rounds"] = functools.partial(_phase_rounds, plan.run)
         self._algorithm = config.build_algo()
+        undo.callback(self._algorithm.stop)
         if resume is not None:
             self._algorithm.learner_group.set_state({COMPONENT_LEARNER: resume["learner"]})
         # All runners begin with the learner's weights: equal weights are part of equal decisions.
@@ -171,13 +189,13 @@ class RayBackend:
             from_worker_or_learner_group=self._algorithm.learner_group, inference_only=True, timeout_seconds=60.0
         )
 
-    def round(self) -> dict[str, Any]:
+    def round(self) -> Status:
         self._algorithm.train()
         self._status = self._ray.get(self._coordinator.status.remote())
         return self._status
 
-    def observed(self) -> list[dict[str, Any]]:
-        observed: list[dict[str, Any]] = self._ray.get(self._coordinator.observed.remote())
+    def observed(self) -> list[Epoch]:
+        observed: list[Epoch] = self._ray.get(self._coordinator.observed.remote())
         return observed
 
     def checkpoint(self) -> Checkpoint:
@@ -187,10 +205,7 @@ class RayBackend:
         }
 
     def close(self) -> None:
-        self._algorithm.stop()
-        self._ray.kill(self._coordinator)
-        if self._started_ray:
-            self._ray.shutdown()
+        self._undo.close()
 
 
 def _phase_rounds(run: str) -> int:
@@ -199,4 +214,4 @@ def _phase_rounds(run: str) -> int:
     from actors.remote import NAMESPACE
 
     actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
-    return int(ray.get(actor.status.remote())["phase_rounds"])
+    return int(ray.get(actor.status.remote()).rounds_in_phase)

@@ -18,7 +18,6 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray import policy
 from dynamiccl_ray.curriculum import Curriculum, Validation
-from dynamiccl_ray.observation import encode
 from dynamiccl_ray.policy import PolicyNetwork
 from dynamiccl_ray.simulation import Simulation
 from dynamiccl_ray.splits import stage_scenarios
@@ -111,9 +110,9 @@ def decision_ms(curriculum: Curriculum, keys: int = _KEYS) -> dict[str, float]:
     """
     one = curriculum.model_copy(update={"streams": curriculum.streams.model_copy(update={"keys": keys})})
     (scenario,) = stage_scenarios(curriculum.stages[-1], one, (curriculum.seed, _STOCK_SEED), 1)
-    simulation = Simulation([scenario], epochs=1, collectives=1, seed=0)
+    simulation = Simulation([scenario], control=curriculum.control, seed=0)
     simulation.reset()
-    view, net = simulation.knowledge.view(), PolicyNetwork(curriculum.learning.hidden, curriculum.learning.experts)
+    net = PolicyNetwork(curriculum.ppo.hidden, curriculum.ppo.experts)
     state = {name: h.expand(keys, *h.shape) for name, h in net.initial_state().items()}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -121,7 +120,7 @@ def decision_ms(curriculum: Curriculum, keys: int = _KEYS) -> dict[str, float]:
     with torch.no_grad():
         for _ in range(_DECISIONS):
             began = time.perf_counter()
-            obs = torch.from_numpy(encode(scenario.context, view)).unsqueeze(1)
+            obs = torch.from_numpy(simulation.loop.due().observation).unsqueeze(1)
             observed = time.perf_counter()
             features, _ = net.features(obs, state)
             policy.decide(net, obs, features)
@@ -140,7 +139,7 @@ class _Stock:
 
         def one() -> Simulation:
             whole = stage_scenarios(curriculum.stages[0], single, (curriculum.seed, _STOCK_SEED), 1)
-            return Simulation(whole, epochs=streams.epochs, collectives=streams.collectives, seed=0)
+            return Simulation(whole, control=curriculum.control, seed=0)
 
         config = curriculum_config(curriculum, Rounds(curriculum)).copy(copy_frozen=False)
         config.environment(StreamEnvironment, env_config={"make": one})
@@ -153,14 +152,14 @@ class _Stock:
 
     def steps_per_s(self) -> float:
         """Of one round of sampling and updating."""
-        began, learning = time.monotonic(), self._curriculum.learning
+        began, ppo = time.monotonic(), self._curriculum.ppo
         episodes = self._runner.sample(num_timesteps=_STOCK_STEPS)
         steps = sum(len(e) for e in episodes)
         self._learner.update(
             episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._number},
-            num_epochs=learning.epochs,
-            minibatch_size=max(1, steps // learning.minibatches),
+            num_epochs=ppo.epochs,
+            minibatch_size=max(1, steps // ppo.minibatches),
             shuffle_batch_per_epoch=False,
         )
         self._runner.set_state(self._learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))

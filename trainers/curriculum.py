@@ -76,7 +76,7 @@ def run_curriculum(
 class CurriculumTrainable(Trainable):  # type: ignore[misc]
     """A run as Tune knows it: a step is as many rounds as lie between two validations.
 
-    Config: ``curriculum``, a Curriculum or its settings; ``learning``, settings of its section to replace, for sweeps;
+    Config: ``curriculum``, a Curriculum or its settings; ``ppo``, settings of its section to replace, for sweeps;
     ``runners`` and ``learners``, 0 by default, which is this process; ``out``, where the results go when nobody but
     the caller runs it.
     """
@@ -86,9 +86,9 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
 
     def setup(self, config: dict[str, Any]) -> None:
         curriculum = Curriculum.model_validate(config["curriculum"])
-        if replaced := config.get("learning"):
-            learning = type(curriculum.learning).model_validate({**curriculum.learning.model_dump(), **replaced})
-            curriculum = curriculum.model_copy(update={"learning": learning})
+        if replaced := config.get("ppo"):
+            ppo = type(curriculum.ppo).model_validate({**curriculum.ppo.model_dump(), **replaced})
+            curriculum = curriculum.model_copy(update={"ppo": ppo})
         self._curriculum = curriculum
         self._stage, self._stage_rounds, self._rounds, self._steps = 0, 0, 0, 0
         self._stages: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
         under which policy an action was drawn. Not across a validation, where the stage may end and a run may be
         resumed.
         """
-        learning = self._curriculum.learning
+        ppo = self._curriculum.ppo
         if not self._begun:
             self._begin(self._rounds)
         episodes = self._sampling.finish()
@@ -182,8 +182,8 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
         self._group.update(
             episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._rounds},
-            num_epochs=learning.epochs,
-            minibatch_size=max(1, steps // max(1, self._learners) // learning.minibatches),
+            num_epochs=ppo.epochs,
+            minibatch_size=max(1, steps // max(1, self._learners) // ppo.minibatches),
             shuffle_batch_per_epoch=False,
         )
         self._rounds, self._stage_rounds, self._steps = self._rounds + 1, self._stage_rounds + 1, self._steps + steps

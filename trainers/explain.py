@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
-from dynamiccl_ray.actions import Action
-from dynamiccl_ray.book import KeyBook
+from actors.communicator import Communicator
+from actors.coordinator import Coordinator, Plan
+from dynamiccl_ray.actions import action_of, action_parts
+from dynamiccl_ray.agreement import MemoryStore
+from dynamiccl_ray.control.loop import Loop, Phase
 from dynamiccl_ray.experiment import Online
 from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
@@ -23,58 +25,55 @@ def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
     Ratios are measured times over NCCL's own choice, both since the last shift. Raises ConfigError if ``run`` is not
     a run.
     """
-    state = pickle.loads(read_checkpoint(run)["coordinator"])
+    store, name = MemoryStore(), run.name
+    store.put(f"{name}/state", read_checkpoint(run)["coordinator"])
     experiment = Online.model_validate_json((run / "experiment.json").read_text())
+    coordinator = Coordinator(Plan(run=name, experiment=experiment, topology={}), store)
     comms = []
-    for comm_id, comm in state["comms"].items():
-        book = KeyBook(
-            arl0=experiment.trigger.arl0,
-            guardrail_margin=experiment.guardrail.margin,
-            guardrail_samples=experiment.guardrail.samples,
-            valid={},
-            valid_chunks=np.ones(1, np.bool_),
-        )
-        book.restore(comm["book"])
-        member = next(iter(comm["members"].values()))
-        keys = [
-            _key(book, row, comm["actions"]) for row in np.argsort(book.keys) if wanted in key_name(int(book.keys[row]))
-        ]
+    for comm_id, comm in coordinator.comms.items():
+        chosen = [at for at in np.argsort(comm.keys).tolist() if wanted in key_name(int(comm.keys[at]))]
         comms.append(
             {
                 "communicator": f"{comm_id:016x}",
-                "ranks": member.ranks,
-                "nodes": member.nodes,
-                "version": comm["version"],
-                "off": comm["off"],
-                "keys": keys,
+                "ranks": comm.example.ranks,
+                "nodes": comm.example.nodes,
+                "version": comm.version,
+                "off": comm.off,
+                "keys": [_key(coordinator.loop, comm, at) for at in chosen],
             }
         )
-    return {"run": str(run), "phase": state["phase"].value, "communicators": comms}
+    return {"run": str(run), "phase": coordinator.phase.name.lower(), "communicators": comms}
 
 
-def _key(book: KeyBook, row: int, actions: dict[int, Action]) -> dict[str, Any]:
-    key = int(book.keys[row])
-    action = actions.get(key, Action())
-    ratios, samples, out = book.log_ratio()[row], book.samples[row], book.ruled_out()[row]
+def _key(loop: Loop, comm: Communicator, at: int) -> dict[str, Any]:
+    key, row = int(comm.keys[at]), comm.rows[at : at + 1]
+    action = action_of(comm.in_force.get(key, 0))
+    tried = np.flatnonzero(loop.evidence.samples[row[0]])
+    pair, channels, _ = action_parts(tried)
+    allowed = loop.allowed(row)[0]
+    baseline = float(loop.evidence.baseline[row[0]])
+    ratio = np.exp(loop.evidence.mean(np.repeat(row, len(tried)), tried) - baseline)
     measured: list[dict[str, Any]] = [
         {
-            "action": Action(pair=int(p), channels=int(c)).name,
-            "time_vs_nccl": float(np.exp(ratios[p, c])),
-            "collectives": int(samples[p, c]),
-            "ruled_out": bool(out[p, c]),
+            "action": action_of(int(flat)).name,
+            "time_vs_nccl": float(ratio[i]),
+            "collectives": int(loop.evidence.samples[row[0], flat]),
+            "ruled_out": not bool(allowed[pair[i], channels[i]]),
         }
-        for p, c in zip(*np.nonzero(samples), strict=True)
+        for i, flat in enumerate(tried)
     ]
     measured.sort(key=lambda m: m["time_vs_nccl"])
+    mine = [m["time_vs_nccl"] for m in measured if m["action"] == action.name]
     return {
         "key": key_name(key),
-        "bytes": int(book.nbytes[row]),
+        "bytes": int(loop.keys.nbytes[row[0]]),
+        "phase": Phase(int(loop.phase[row[0]])).name.lower(),
         "in_force": action.name,
         "path": action.path.name.lower(),
         "pair": pair_name(action.pair),
         "channels": CHANNEL_VALUES[action.channels],
-        "time_vs_nccl": float(np.exp(ratios[action.pair, action.channels])),
-        "nccl_us": float(np.exp(book.baseline[row])),
+        "time_vs_nccl": mine[0] if mine else None,
+        "nccl_us": float(np.exp(baseline)) if np.isfinite(baseline) else None,
         "measured": measured,
     }
 
@@ -88,7 +87,7 @@ def explanation_table(explanation: dict[str, Any]) -> list[Table]:
             f"table version {comm['version']}, {explanation['phase']}"
             + (f", OFF: {comm['off']}" if comm["off"] else "")
         )
-        for column in ("size", "NCCL us", "in force", "time vs NCCL", "why: measured alternatives"):
+        for column in ("size", "NCCL us", "phase", "in force", "time vs NCCL", "why: measured alternatives"):
             table.add_column(column)
         for key in comm["keys"]:
             why = ", ".join(
@@ -97,10 +96,11 @@ def explanation_table(explanation: dict[str, Any]) -> list[Table]:
             )
             table.add_row(
                 f"{key['key'].split('/')[0]} {bytes_name(key['bytes'])}",
-                f"{key['nccl_us']:.1f}",
+                f"{key['nccl_us']:.1f}" if key["nccl_us"] else "",
+                key["phase"],
                 key["in_force"],
-                f"{key['time_vs_nccl']:.3f}",
-                why,
+                f"{key['time_vs_nccl']:.3f}" if key["time_vs_nccl"] else "",
+                why or "never measured: NCCL's own",
             )
         tables.append(table)
     return tables

@@ -23,7 +23,7 @@ def curriculum_config(
 
     Raises ConfigError where ``runners`` and ``learners`` cannot all have as many streams: RLlib would cut episodes.
     """
-    learning, streams = curriculum.learning, curriculum.streams
+    ppo, streams = curriculum.ppo, curriculum.streams
     parts = sorted((max(1, runners), max(1, learners)))
     if parts[1] % parts[0] or streams.scenarios % parts[1]:
         raise ConfigError(
@@ -41,16 +41,16 @@ def curriculum_config(
         .learners(
             num_learners=learners,
             learner_class=TaughtPPOLearner,
-            learner_config_dict={"teacher": [[0, learning.teacher], [learning.rounds * 2 // 3, learning.teacher_end]]},
-            learner_connector=lambda *spaces: StackEpisodes(*spaces, gamma=learning.gamma, lambda_=learning.lambda_),
+            learner_config_dict={"teacher": [[0, ppo.teacher], [ppo.rounds * 2 // 3, ppo.teacher_end]]},
+            learner_connector=lambda *spaces: StackEpisodes(*spaces, gamma=ppo.gamma, lambda_=ppo.lambda_),
             add_default_connectors_to_learner_pipeline=False,
         )
     )
     return configure(
         config,
-        learning,
-        lr=[[0, learning.lr], [learning.rounds // 3, learning.lr], [learning.rounds, learning.lr_end]],
-        entropy=[[0, learning.entropy], [learning.rounds, learning.entropy_end]],
-        model={"experts": learning.experts, "max_seq_len": streams.epochs},
+        ppo,
+        lr=[[0, ppo.lr], [ppo.rounds // 3, ppo.lr], [ppo.rounds, ppo.lr_end]],
+        entropy=[[0, ppo.entropy], [ppo.rounds, ppo.entropy_end]],
+        model={"experts": ppo.experts, "max_seq_len": curriculum.control.learning.sequence},
         seed=curriculum.seed,
     )

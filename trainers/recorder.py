@@ -11,7 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl_ray.actions import Action
+from actors.status import Epoch
+from dynamiccl_ray.actions import action_parts
+from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.reward import PRIMARY, TERMS, means
 
 SCHEMA = pa.schema(
@@ -44,7 +46,8 @@ REWARD_SCHEMA = pa.schema(
         *((name, pa.float64()) for name in TERMS),
     ]
 )
-"""Means over the keys that ran in the epoch; null for a term that is off or has no source."""
+"""Means over the keys whose decision came to its end; null for a term that is off or has no source."""
+PHASES = [phase.name.lower() for phase in Phase]
 _ROWS = 1 << 16
 _EPOCHS = 1 << 8
 
@@ -61,42 +64,52 @@ class Recorder:
         self._pending: list[pa.RecordBatch] = []
         self._rows = 0
 
-    def add(self, epoch: dict[str, Any]) -> None:
-        """One closed epoch, as the coordinator's observer is told."""
-        samples, actions = epoch["samples"], epoch["actions"]
-        taken = [actions.get(int(k), Action()) for k in samples.key]
-        n = len(samples.key)
+    def add(self, epoch: Epoch) -> None:
+        """One communicator's part of a closed epoch, as the coordinator's observer is told."""
+        samples = epoch.samples
+        pair, channels, chunk = action_parts(samples["action"])
+        n = len(samples)
+        phases = pa.DictionaryArray.from_arrays(samples["phase"].astype(np.int8), PHASES)
         self._pending.append(
             pa.record_batch(
                 [
-                    pa.array([self._run] * n).dictionary_encode().cast(SCHEMA.field("run").type),
+                    pa.DictionaryArray.from_arrays(np.zeros(n, np.int8), [self._run]),
                     np.full(n, self._seed, np.int32),
-                    np.full(n, epoch["comm"], np.uint64),
-                    np.full(n, epoch["epoch"], np.int32),
-                    pa.array([epoch["phase"]] * n).dictionary_encode().cast(SCHEMA.field("phase").type),
-                    np.full(n, epoch["version"], np.int32),
-                    samples.key.astype(np.int16),
-                    samples.nbytes,
-                    samples.dseq,
-                    samples.time_us,
-                    samples.skew.astype(np.float32),
-                    np.array([a.pair for a in taken], np.int8),
-                    np.array([a.channels for a in taken], np.int8),
-                    np.array([a.chunk for a in taken], np.int8),
+                    np.full(n, epoch.comm, np.uint64),
+                    np.full(n, epoch.number, np.int32),
+                    phases,
+                    np.full(n, epoch.version, np.int32),
+                    samples["key"].astype(np.int16),
+                    samples["bytes"].astype(np.int64),
+                    samples["dseq"].astype(np.int64),
+                    samples["time_us"],
+                    samples["skew"].astype(np.float32),
+                    pair.astype(np.int8),
+                    channels.astype(np.int8),
+                    chunk.astype(np.int8),
                 ],
                 schema=SCHEMA,
             )
         )
         self._rows += n
-        self._epochs.append(self._reward(epoch))
+        if np.isfinite(epoch.terms[PRIMARY]).any():
+            self._epochs.append(self._reward(epoch))
         if self._rows >= _ROWS or len(self._epochs) >= _EPOCHS:
             self._flush()
 
-    def _reward(self, epoch: dict[str, Any]) -> dict[str, Any]:
-        parts = means(epoch["terms"])
-        about = {name: epoch[name] for name in ("comm", "epoch", "phase")}
-        ran = int(np.isfinite(epoch["terms"][PRIMARY]).sum())
-        return {"run": self._run, "seed": self._seed, "keys": ran, "reward": sum(parts.values()), **about, **parts}
+    def _reward(self, epoch: Epoch) -> dict[str, Any]:
+        parts = means(epoch.terms)
+        ran = int(np.isfinite(epoch.terms[PRIMARY]).sum())
+        return {
+            "run": self._run,
+            "seed": self._seed,
+            "comm": epoch.comm,
+            "epoch": epoch.number,
+            "phase": epoch.phase.name.lower(),
+            "keys": ran,
+            "reward": sum(parts.values()),
+            **parts,
+        }
 
     def _flush(self) -> None:
         if self._pending:

@@ -36,8 +36,9 @@ class Rounds:
         mine = range(share.index * each, (share.index + 1) * each)
         return Simulation(
             [self._surprised(*drawn[i], (share.number, i)) for i in mine],
-            epochs=streams.epochs,
-            collectives=streams.collectives,
+            control=self._curriculum.control,
+            later=streams.later,
+            shifted=streams.shifted,
             seed=int(rng.integers(1 << 31, size=share.of)[share.index]),
             reward=self._curriculum.reward,
         )

@@ -1,275 +1,417 @@
-"""The coordinator without Ray: reduction over ranks, fingerprints, phases, guardrail, restarts."""
+"""The coordinator without Ray: reduction over ranks, fingerprints, phases, communicators that come and go, restarts."""
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 from small import small_experiment
+from test_reduction import collectives
 
 from actors.coordinator import Coordinator, Plan
-from actors.messages import Member, Phase, RankEpoch
+from actors.messages import CommContext, CommReport, Context, Member, RankNews
+from actors.status import Epoch
 from dynamiccl_ray.actions import Action
-from dynamiccl_ray.agreement import Answer, MemoryStore
-from dynamiccl_ray.keys import key_of
+from dynamiccl_ray.agreement import Answer, Decision, MemoryStore
+from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.keys import key_name, key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
 from dynamiccl_ray.table import DecisionTable
 
 COMM = 0xABC
-KEY = key_of(4, 1 << 20, False)
-RING = pair_index(Algorithm.RING, Protocol.LL)
+KEY, OTHER = (key_of(4, 1 << k, False) for k in (20, 24))
+RING = Action(pair=pair_index(Algorithm.RING, Protocol.LL))
+TREE = Action(pair=pair_index(Algorithm.TREE, Protocol.LL))
+REAL = {"kind": "nccl", "processes": None, "rate_hz": None}
 COST = np.full((7, 3), 10.0, np.float32)
+LEARNING = {"baseline_samples": 4, "draws": 4, "draw_samples": 2, "compares": 2, "compare_samples": 4, "sequence": 2}
 
 
 def _member(rank: int, **changes: Any) -> Member:
     fields: dict[str, Any] = {
         "comm": COMM, "rank": rank, "ranks": 2, "nodes": 2, "tuner_abi": 6, "profiler_abi": 6, "user_env": False,
-        "dseq": 0, "version": 0,
+        "version": 0,
     }  # fmt: skip
     return Member(**(fields | changes))
 
 
-def _coordinator(store: MemoryStore | None = None, **changes: Any) -> Coordinator:
-    experiment = small_experiment("unit", **{"epochs": {"per_round": 2, "baseline_samples": 4}, **changes})
-    return Coordinator(Plan(run="r", experiment=experiment, topology={}), store or MemoryStore())
+def _experiment(**changes: Any) -> Any:
+    return small_experiment("unit", **{"control": {"learning": LEARNING}, "epochs": {"per_round": 4}, **changes})
 
 
-def _epoch(rank: int, times: list[float], *, version: int = 0, first: int = 1, **changes: Any) -> RankEpoch:
-    n = len(times)
-    fields: dict[str, Any] = {
-        "comm": COMM, "rank": rank, "version": version, "dseq": np.arange(first, first + n, dtype=np.uint64),
-        "key": np.full(n, KEY, np.uint16), "nbytes": np.full(n, 1 << 20, np.uint64),
-        "exec_ns": np.array([t * 1e3 for t in times], np.uint64), "refused": frozenset(), "costs": {KEY: COST},
-        "pair": np.full(n, RING), "channels": np.full(n, 8, np.uint8),
-        "fingerprints": {}, "max_channels": 8, "unused": 0, "dropped": 0,
-    }  # fmt: skip
-    return RankEpoch(**(fields | changes))
+class Run:
+    """A coordinator, two runners with a rank each, and a network on which each action takes what ``us`` says."""
+
+    def __init__(self, store: MemoryStore | None = None, comm: int = COMM, **changes: Any) -> None:
+        self.epochs: list[Epoch] = []
+        self.store = store or MemoryStore()
+        plan = Plan(run="r", experiment=_experiment(**changes), topology={})
+        self.core = Coordinator(plan, self.store, self.epochs.append)
+        self.comm, self.dseq = comm, 0
+        self.us = {KEY: dict.fromkeys(range(100_000), 100.0)}
+        self.rng = np.random.default_rng(0)
+
+    def join(self, **changes: Any) -> Run:
+        for rank, runner in enumerate("ab"):
+            self.core.join(runner, [_member(rank, comm=self.comm, **changes)])
+        self.core.close_epoch()  # the next context has them
+        return self
+
+    @property
+    def context(self) -> Context:
+        return self.core.context
+
+    @property
+    def its(self) -> CommContext:
+        return next(comm for comm in self.context.comms if comm.comm == self.comm)
+
+    def news(self, **changes: Any) -> RankNews:
+        return RankNews(**({"fingerprints": {}, "dropped": 0, "unused": 0} | changes))
+
+    def report(self, rank: int, measured: Any, **changes: Any) -> CommReport:
+        news = changes.pop("news", self.news())
+        fields: dict[str, Any] = {
+            "comm": self.comm, "collectives": measured, "unmatched": 0, "decided": np.zeros(0, np.int64), "refused": {},
+            "costs": dict.fromkeys(self.us, COST), "max_channels": 8, "ranks": {rank: news},
+        }  # fmt: skip
+        return CommReport(**(fields | changes))
+
+    def hand_in(self, *reports: CommReport) -> Context:
+        epoch = self.core.epoch
+        assert self.core.report("a", epoch, [reports[0]], 1.0) is None
+        context = self.core.report("b", epoch, [reports[1]], 1.0)
+        assert context is not None
+        return context
+
+    def commit(self, actions: dict[int, Action]) -> None:
+        version = self.context.version
+        table = DecisionTable.of(version, actions, max_channels=8)
+        for rank, runner in enumerate("ab"):
+            answer = Answer(rank=rank, digest=table.digest, hold_at=self.dseq + 1)
+            raw = table.to_bytes() if rank == 0 else None
+            decision = self.core.promise(runner, self.comm, version, [answer], raw)
+        assert decision == Decision(version=version, switch_at=self.dseq + 1)
+
+    def epoch(
+        self, wants: Action = RING, n: int = 4, only: tuple[int, ...] | None = None, news: RankNews | None = None
+    ) -> Context:
+        """What is to be drawn is ``wants``; ``n`` collectives of each key, at what their actions take."""
+        its = self.its
+        decided = its.due.actions(np.full(np.count_nonzero(its.due.draw), wants.flat))
+        actions = its.wanted.copy()
+        actions[its.due.row] = decided
+        in_force = dict(zip(its.keys.tolist(), actions.tolist(), strict=True))
+        if {k: a for k, a in in_force.items() if a} != its.in_force:
+            self.commit({key: _action(flat) for key, flat in in_force.items() if flat})
+        version = self.core.comms[self.comm].version
+        parts = []
+        for key in only or tuple(self.us):
+            mean = self.us[key][in_force.get(key, 0)] * 1e3
+            times = (mean * np.exp(self.rng.normal(0, 0.01, n))).astype(int).tolist()
+            dseq = list(range(self.dseq + 1, self.dseq + 1 + n))
+            parts.append(collectives(dseq, times, key=key, version=version, pair=RING.pair, channels=8))
+            self.dseq += n
+        measured = np.concatenate(parts)
+        told = news or self.news()
+        return self.hand_in(*(self.report(r, measured, decided=decided, news=told) for r in range(2)))
+
+    def until(self, phase: Phase, **how: Any) -> int:
+        """Epochs until the run is in a phase."""
+        for epochs in range(200):
+            if self.core.phase is phase:
+                return epochs
+            self.epoch(**how)
+        raise AssertionError(f"{self.core.phase.name} for ever")
 
 
-def _joined(coordinator: Coordinator) -> Coordinator:
-    coordinator.join("a", [_member(0)])
-    coordinator.join("b", [_member(1)])
-    return coordinator
+def _action(flat: int) -> Action:
+    return next(a for a in (RING, TREE, Action()) if a.flat == flat)
 
 
-def _report(coordinator: Coordinator, zero: RankEpoch, one: RankEpoch) -> Any:
-    assert coordinator.report("a", coordinator.epoch, [zero], 1.0) is None
-    return coordinator.report("b", coordinator.epoch, [one], 1.0)
+def test_a_collective_costs_what_it_takes_its_fastest_rank_and_the_rest_is_skew() -> None:
+    run = Run().join()
+    run.hand_in(
+        run.report(0, collectives([1, 2, 3], [100, 120, 140], key=KEY)),
+        run.report(1, collectives([1, 2, 3, 4], [110, 90, 200, 999], key=KEY)),
+    )
+    samples = run.epochs[-1].samples
+    assert samples["time_us"].tolist() == [0.1, 0.09, 0.14]
+    assert samples["skew"] == pytest.approx(np.log([1.1, 120 / 90, 200 / 140]))
+    assert samples["dseq"].tolist() == [1, 2, 3]
+    assert run.core.status().collectives == 3
 
 
-def test_a_collective_takes_as_long_as_its_slowest_rank_and_counts_only_if_all_report_it() -> None:
-    seen: list[Any] = []
-    coordinator = _joined(_coordinator())
-    coordinator._observer = seen.append
-    _report(coordinator, _epoch(0, [100, 120, 140]), _epoch(1, [110, 90, 200, 999], first=1))
-    samples = seen[0]["samples"]
-    assert samples.time_us.tolist() == [110, 120, 200]
-    assert samples.dseq.tolist() == [1, 2, 3]
-    assert coordinator.status()["unmatched"] == 1
+def test_whatever_teaches_nothing_is_counted() -> None:
+    run = Run().join()
+    unknown = collectives([1], key=KEY, version=7)
+    run.hand_in(run.report(0, unknown, unmatched=3, news=run.news(unused=2, dropped=5)), run.report(1, unknown))
+    status = run.core.status()
+    assert (status.collectives, status.unused, status.dropped) == (0, 1 + 3 + 2, 5)
 
 
-def test_records_of_another_version_are_not_rewarded() -> None:
-    coordinator = _joined(_coordinator())
-    _report(coordinator, _epoch(0, [100], version=7), _epoch(1, [100], version=7))
-    assert coordinator.status()["collectives"] == 0
+def test_groups_are_measured_as_groups_unless_the_key_also_runs_alone() -> None:
+    run = Run().join()
+    grouped = collectives([1, 2], key=KEY, aggregate=1)
+    run.hand_in(run.report(0, grouped), run.report(1, grouped))
+    assert run.core.status().collectives == 2
+    both = collectives([3, 4, 5], key=KEY, aggregate=[0, 1, 0])
+    run.hand_in(run.report(0, both), run.report(1, both))
+    assert run.core.status().collectives == 4
+    assert run.core.status().unused == 1
 
 
-def test_a_job_whose_collectives_are_not_nccls_is_left_alone() -> None:
-    coordinator = _joined(_coordinator(workload={"architecture": "parameter-server"}))
-    assert "parameter-server" in coordinator.status()["off"][f"{COMM:x}"]
-    in_network = Plan(run="r", experiment=small_experiment("unit"), topology={"ina_active": True})
-    assert "network" in _joined(Coordinator(in_network, MemoryStore())).status()["off"][f"{COMM:x}"]
+def test_from_baseline_through_learning_to_exploitation() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    assert run.core.phase is Phase.BASELINE
+    run.epoch()
+    assert run.context.comms[0].due.draw.tolist() == [True]
+    run.epoch()
+    assert run.core.phase is Phase.LEARN
+    assert run.its.reward == pytest.approx([np.log(100 / 80)], abs=0.03)
+    run.until(Phase.EXPLOIT)
+    run.epoch()
+    assert run.its.in_force == {KEY: RING.flat}
+    assert run.context.watching
+    before = run.core.round
+    run.epoch()
+    assert run.core.round == before + 1, "watching is a round of its own"
 
 
-def test_ranks_that_called_different_collectives_are_not_tuned() -> None:
-    coordinator = _joined(_coordinator())
-    _report(coordinator, _epoch(0, [100], fingerprints={3: 5}), _epoch(1, [100], fingerprints={3: 5}))
-    assert not coordinator.context.comms[0].off
-    _report(coordinator, _epoch(0, [100], fingerprints={4: 5}), _epoch(1, [100], fingerprints={4: 6}))
-    assert coordinator.context.comms[0].off
-    assert "different collectives" in next(iter(coordinator.status()["off"].values()))
+def test_an_epoch_waits_for_what_is_missing_of_a_decision() -> None:
+    run = Run().join()
+    run.epoch(n=3)
+    assert run.its.need.tolist() == [1]
+    run.epoch(n=1)
+    assert run.its.need.tolist() == [LEARNING["draw_samples"]]
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"tuner_abi": 5}, "tuner_abi"),
-        ({"user_env": True}, "user_env"),
-        ({"nodes": 3}, "nodes"),
-    ],
-)
-def test_ranks_that_loaded_different_things_are_not_tuned(changes: dict[str, Any], why: str) -> None:
-    coordinator = _coordinator()
-    coordinator.join("a", [_member(0)])
-    coordinator.join("b", [_member(1, **changes)])
-    assert why in next(iter(coordinator.status()["off"].values()))
+def test_a_key_that_is_never_measured_holds_nobody_up_and_is_shown() -> None:
+    run = Run().join()
+    run.us[OTHER] = dict.fromkeys(range(100_000), 50.0)
+    run.until(Phase.EXPLOIT, only=(KEY,))
+    assert run.its.need.tolist() == [0, 0]
+    status = run.core.status()
+    assert status.unmeasured == {f"{COMM:x}": [key_name(OTHER)]}
+    assert status.keys["exploit"] == 1
+    assert OTHER not in run.its.in_force
 
 
-def test_half_a_plugin_is_said_so() -> None:
-    coordinator = _coordinator()
-    coordinator.join("a", [_member(0, profiler_abi=0)])
-    coordinator.join("b", [_member(1, profiler_abi=0)])
-    assert "not both loaded" in next(iter(coordinator.status()["off"].values()))
+def test_a_key_that_ran_once_holds_nobody_up() -> None:
+    run = Run().join()
+    run.us[OTHER] = dict.fromkeys(range(100_000), 50.0)
+    run.epoch(n=1)
+    assert run.until(Phase.EXPLOIT, only=(KEY,)) < 20
+    assert run.core.status().keys == {"baseline": 1, "learn": 0, "exploit": 1, "adapt": 0}
 
 
-def test_a_communicator_without_all_of_its_ranks_is_left_alone() -> None:
-    coordinator = _coordinator()
-    coordinator.join("a", [_member(0)])
-    assert coordinator.report("a", 0, [_epoch(0, [100])], None) is not None
-    assert coordinator.context.comms == ()
-    _joined(coordinator)
-    _report(coordinator, _epoch(0, [100]), _epoch(1, [100]))
-    assert len(coordinator.context.comms) == 1
-    coordinator.leave("b")
-    coordinator.close_epoch()
-    assert coordinator.context.comms == ()
-
-
-def _commit(coordinator: Coordinator, action: Action) -> int:
-    version = coordinator.context.comms[0].version
-    table = DecisionTable.of(version, {KEY: action}, max_channels=8)
-    for runner, rank in (("a", 0), ("b", 1)):
-        answer = Answer(rank=rank, digest=table.digest, hold_at=10)
-        decision = coordinator.promise(runner, COMM, version, [answer], table.to_bytes() if rank == 0 else None)
-    assert decision is not None
-    assert decision.switch_at == 10
-    return version
-
-
-def _baseline(coordinator: Coordinator) -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(2):
-        times = rng.normal(100, 1, 6).tolist()
-        _report(coordinator, _epoch(0, times), _epoch(1, times))
-
-
-def test_phases_follow_what_was_measured() -> None:
-    coordinator = _joined(_coordinator(learning={"min_rounds": 1, "max_rounds": 2}))
-    assert coordinator.context.phase is Phase.BASELINE
-    _baseline(coordinator)
-    assert coordinator.context.phase is Phase.LEARN
-    rng = np.random.default_rng(1)
-    version = _commit(coordinator, Action(pair=RING))
-    while coordinator.context.phase is Phase.LEARN:
-        times = rng.normal(80, 1, 6).tolist()
-        _report(coordinator, _epoch(0, times, version=version), _epoch(1, times, version=version))
-        assert coordinator.context.comms[0].reward == pytest.approx([np.log(100 / 80)], abs=0.03)
-    assert coordinator.context.phase is Phase.EXPLOIT
-    assert coordinator.context.greedy
+def test_drift_begins_anew_and_what_was_known_is_a_hint() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    run.until(Phase.EXPLOIT)
     for _ in range(10):
-        times = rng.normal(80, 1, 6).tolist()
-        _report(coordinator, _epoch(0, times, version=version), _epoch(1, times, version=version))
-    assert coordinator.context.phase is Phase.EXPLOIT
-    times = rng.normal(120, 1, 8).tolist()
-    _report(coordinator, _epoch(0, times, version=version, first=500), _epoch(1, times, version=version, first=500))
-    assert coordinator.context.phase is Phase.BASELINE
-    assert coordinator.status()["alarms"][0]["dseq"] <= 505
-    version = coordinator.context.comms[0].version
-    empty = DecisionTable.of(version, {}, max_channels=8)
-    for runner, rank in (("a", 0), ("b", 1)):
-        answer = Answer(rank=rank, digest=empty.digest, hold_at=600)
-        coordinator.promise(runner, COMM, version, [answer], empty.to_bytes() if rank == 0 else None)
-    while coordinator.context.phase is Phase.BASELINE:
-        times = rng.normal(150, 1, 6).tolist()
-        _report(coordinator, _epoch(0, times, version=version), _epoch(1, times, version=version))
-    assert coordinator.context.phase is Phase.ADAPT
-    assert coordinator.context.comms[0].view.heat > 0
-    # The old action's time is remembered relative to NCCL's own, which got half as fast.
-    assert coordinator.book(COMM).log_ratio()[0, RING, 0] == pytest.approx(np.log(80 / 100), abs=0.05)
+        run.epoch()
+    assert run.core.status().alarms == ()
+    changed = run.dseq
+    run.us = {KEY: dict.fromkeys(range(100_000), 150.0) | {RING.flat: 120.0}}
+    run.epoch(n=8)
+    (alarm,) = run.core.status().alarms
+    assert (alarm.comm, alarm.key) == (COMM, KEY)
+    assert changed < alarm.dseq <= changed + 8
+    assert run.core.phase is Phase.BASELINE
+    run.epoch()
+    assert run.its.in_force == {}, "NCCL's own choice is measured anew"
+    run.until(Phase.ADAPT)
+    run.until(Phase.EXPLOIT)
+    row = np.zeros(1, np.int64)
+    assert run.core.loop.evidence.baseline[0] == pytest.approx(np.log(150), abs=0.02)
+    assert run.core.loop.evidence.mean(row, row + RING.flat) == pytest.approx([np.log(120)], abs=0.02)
 
 
-def test_the_reward_is_the_sum_of_its_terms_and_iterations_are_measured_anew_after_an_alarm() -> None:
-    seen: list[Any] = []
-    coordinator = _joined(_coordinator(learning={"min_rounds": 1, "max_rounds": 1}, reward={"switch": 0.25}))
-    coordinator._observer = seen.append
-    step = itertools.count()
+def test_iterations_are_measured_anew_after_drift() -> None:
+    run = Run().join()
 
-    def epoch(us: float, seconds: tuple[float, float], version: int = 0) -> dict[str, float]:
-        times, said = np.random.default_rng(len(seen)).normal(us, us / 100, 6).tolist(), next(step)
-        ranks = [_epoch(r, times, version=version, steps={said: (seconds[r], 1.0 + said)}) for r in range(2)]
-        _report(coordinator, *ranks)
-        parts = {name: float(part[0]) for name, part in seen[-1]["terms"].items()}
-        assert coordinator.context.comms[0].reward == pytest.approx([sum(parts.values())])
-        return parts
+    def step(number: int, seconds: float) -> dict[str, Any]:
+        run.epoch(news=run.news(steps={number: (seconds, 1.0)}))
+        return run.epochs[-1].terms
 
-    while coordinator.context.phase is Phase.BASELINE:
-        assert epoch(100, (1.0, 2.0))["iteration"] == 0
-    version = _commit(coordinator, Action(pair=RING))
-    parts = epoch(80, (1.5, 1.0), version)
-    assert parts["iteration"] == pytest.approx(-0.1 * (1.5 / 2 - 1)), "the slowest rank's, over that of the baseline"
-    assert (parts["switch"], parts["probe"], parts["convergence"]) == (-0.25, -0.005, -0.001 * 0.01)
-    assert parts["primary"] == pytest.approx(np.log(100 / 80), abs=0.03)
-    assert epoch(80, (1.5, 1.0), version)["switch"] == 0
-    assert "sm" not in parts, "nobody has said which GPU it is"
-    assert coordinator.context.phase is Phase.EXPLOIT
-    while coordinator.context.phase is Phase.EXPLOIT:
-        times = 80 if len(seen) < 14 else 130
-        epoch(times, (1.5, 1.0), version)
-    assert coordinator.context.phase is Phase.BASELINE
-    # Its successor knows that the old baseline is of no use, and which actions are in force and not new.
-    successor = _joined(_coordinator(coordinator._store, reward={"switch": 0.25}))
-    successor._observer, coordinator = seen.append, successor
-    parts = epoch(130, (3.0, 3.0), version)
-    assert (parts["iteration"], parts["switch"], parts["probe"]) == (0, 0, 0)
-    assert epoch(130, (4.5, 3.0), version)["iteration"] == pytest.approx(-0.1 * (4.5 / 3.75 - 1))
+    step(0, 2.0)
+    assert step(1, 1.0)["iteration"] == pytest.approx([0.05]), "a tenth of half as long"
+    run.core.comms[COMM].reward.shift()
+    assert "iteration" not in step(2, 1.0)
 
 
-def test_the_guardrail_masks_what_is_worse_with_confidence() -> None:
-    coordinator = _joined(_coordinator(learning={"min_rounds": 100}, guardrail={"margin": 0.02, "samples": 8}))
-    _baseline(coordinator)
-    rng = np.random.default_rng(2)
-    version = _commit(coordinator, Action(pair=RING))
-    times = rng.normal(104, 0.5, 4).tolist()
-    _report(coordinator, _epoch(0, times, version=version), _epoch(1, times, version=version))
-    assert coordinator.context.comms[0].view.valid_channels[0, RING, 0], "four samples are no confidence"
-    times = rng.normal(104, 0.5, 12).tolist()
-    _report(coordinator, _epoch(0, times, version=version), _epoch(1, times, version=version))
-    view = coordinator.context.comms[0].view
-    assert not view.valid_channels[0, RING].any()
-    assert view.valid_channels[0, 0, 0], "NCCL's own choice is never ruled out"
+def test_observing_decides_nothing_and_shadow_applies_nothing() -> None:
+    observing = Run(mode="observe").join()
+    for _ in range(5):
+        observing.epoch()
+    assert len(observing.its.due.row) == 0
+    assert observing.context.watching
+    assert observing.core.status().switches == 0
+    shadow = Run(mode="shadow").join()
+    shadow.epoch()
+    assert (shadow.context.apply, shadow.context.greedy) == (False, True)
 
 
 def test_what_nccl_does_not_offer_or_take_is_masked() -> None:
     cost = COST.copy()
     cost[Algorithm.NVLS] = -1
-    coordinator = _joined(_coordinator())
-    costs = {KEY: cost}
-    _report(coordinator, _epoch(0, [100], costs=costs), _epoch(1, [100]))
-    view = coordinator.context.comms[0].view
-    assert not view.valid_channels[0, pair_index(Algorithm.NVLS, Protocol.SIMPLE)].any()
-    assert view.valid_channels[0, RING].any()
-    version = _commit(coordinator, Action(pair=RING))
-    refused = frozenset({KEY})
-    _report(coordinator, _epoch(0, [100], version=version, refused=refused), _epoch(1, [100], version=version))
-    assert not coordinator.context.comms[0].view.valid_channels[0, RING].any()
+    run = Run().join()
+    ran = collectives([1], key=KEY)
+    run.hand_in(run.report(0, ran, costs={KEY: cost}), run.report(1, ran))
+    rows = np.zeros(1, np.int64)
+    assert not run.core.loop.allowed(rows)[0, pair_index(Algorithm.NVLS, Protocol.SIMPLE)].any()
+    assert run.core.loop.allowed(rows)[0, RING.pair].any()
+    run.hand_in(run.report(0, ran[:0], refused={KEY: RING.flat}), run.report(1, ran[:0]))
+    assert not run.core.loop.allowed(rows)[0, RING.pair].any()
+
+
+def test_channels_beyond_what_the_communicator_has_shown_are_not_asked_for() -> None:
+    run = Run(fabric=REAL, actions={"channels": [0, 4, 8, 16]}).join()
+    ran = collectives([1], key=KEY)
+    run.hand_in(run.report(0, ran, max_channels=4), run.report(1, ran, max_channels=8))
+    assert run.core.loop.allowed(np.zeros(1, np.int64))[0, RING.pair].nonzero()[0].tolist() == [0, 3, 4]
+
+
+# ---- what cannot be tuned ----
+
+
+def test_a_job_whose_collectives_are_not_nccls_is_left_alone() -> None:
+    run = Run(workload={"architecture": "parameter-server"}).join()
+    assert "parameter-server" in run.core.status().off[f"{COMM:x}"]
+    in_network = Coordinator(Plan(run="r", experiment=_experiment(), topology={"ina_active": True}), MemoryStore())
+    in_network.join("a", [_member(0), _member(1)])
+    assert "network" in in_network.status().off[f"{COMM:x}"]
+
+
+def test_ranks_that_called_different_collectives_are_not_tuned() -> None:
+    run = Run().join()
+    none = collectives([])
+    for window, hashes, off in ((3, (5, 5), False), (4, (5, 6), True)):
+        run.hand_in(*(run.report(r, none, news=run.news(fingerprints={window: hashes[r]})) for r in range(2)))
+        assert run.its.off == off
+    assert "different collectives" in run.core.status().off[f"{COMM:x}"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [({"tuner_abi": 5}, "tuner_abi"), ({"user_env": True}, "user_env"), ({"nodes": 3}, "nodes")],
+)
+def test_ranks_that_loaded_different_things_are_not_tuned(changes: dict[str, Any], why: str) -> None:
+    core = Run().core
+    core.join("a", [_member(0)])
+    core.join("b", [_member(1, **changes)])
+    assert why in core.status().off[f"{COMM:x}"]
+
+
+def test_half_a_plugin_is_said_so() -> None:
+    assert "not both loaded" in Run().join(profiler_abi=0).core.status().off[f"{COMM:x}"]
+
+
+# ---- communicators and runners that come and go ----
+
+
+def test_a_communicator_without_all_of_its_ranks_is_left_alone() -> None:
+    run = Run()
+    run.core.join("a", [_member(0)])
+    assert run.core.report("a", 0, [run.report(0, collectives([1], key=KEY))], None) is not None
+    assert run.context.comms == ()
+    run.join()
+    run.hand_in(*(run.report(r, collectives([2], key=KEY)) for r in range(2)))
+    assert len(run.context.comms) == 1
+    run.core.leave("b")
+    run.core.close_epoch()
+    assert run.context.comms == ()
+
+
+def test_a_communicator_that_is_gone_for_good_is_forgotten_and_others_keep_what_they_know() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    other = [_member(rank, comm=99) for rank in range(2)]
+    for rank, runner in enumerate("ab"):
+        run.core.join(runner, [other[rank], _member(rank)])
+    run.core._add_keys(run.core.comms[99], [OTHER])
+    run.until(Phase.EXPLOIT)
+    assert len(run.core.loop) == 2
+    run.join()
+    for _ in range(120):
+        run.epoch()
+    assert list(run.core.comms) == [COMM]
+    assert len(run.core.loop) == 1
+    assert run.its.in_force == {KEY: RING.flat}
+    assert run.core.loop.evidence.baseline == pytest.approx([np.log(100)], abs=0.02)
+
+
+def test_a_runner_that_was_given_up_on_joins_again() -> None:
+    run = Run().join()
+    assert run.core.report("c", 0, [], None).round_end  # type: ignore[union-attr]
+
+
+# ---- agreement and restarts ----
+
+
+def test_a_successor_goes_on_where_its_predecessor_was() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    run.until(Phase.EXPLOIT)
+    run.core._end_round()
+    successor = Run(run.store)
+    assert successor.core.phase is Phase.EXPLOIT
+    assert successor.core.status().keys["exploit"] == 1
+    successor.join(version=run.core.comms[COMM].version)
+    successor.us, successor.dseq = run.us, run.dseq
+    assert successor.core.comms[COMM].in_force == {KEY: RING.flat}
+    assert successor.context.version > run.context.version
+    assert successor.core.report("a", successor.core.epoch, [], None) is None
+    successor.core.report("b", successor.core.epoch, [], None)
+    for _ in range(3):
+        successor.epoch()
+    assert successor.core.status().alarms == ()
+    assert successor.its.in_force == {KEY: RING.flat}
 
 
 def test_a_successor_knows_what_was_decided_after_the_last_save() -> None:
+    run = Run().join()
+    run.epoch()
+    run.core._end_round()
+    run.commit({KEY: TREE})
+    successor = Run(run.store).core
+    assert successor.comms[COMM].version == run.core.comms[COMM].version
+    assert successor.comms[COMM].in_force == {KEY: TREE.flat}
+
+
+def test_a_successor_takes_the_settings_that_it_is_given() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    run.until(Phase.EXPLOIT)
+    run.core._end_round()
+    control = {"learning": LEARNING, "guardrail": {"margin": 0.5}, "trigger": {"arl0": 123.0}}
+    core = Run(run.store, control=control, fabric=REAL, actions={"channels": [0, 4]}).core
+    assert core.loop.control.guardrail.margin == 0.5
+    assert core.loop.cusum.h < run.core.loop.cusum.h
+    assert core.loop.allowed(np.zeros(1, np.int64))[0, RING.pair].nonzero()[0].tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("raw", [b"", b"PK\x03\x04junk", b"\x80\x04K\x01."])
+def test_a_state_that_is_damaged_or_made_by_others_is_refused_and_never_run(raw: bytes) -> None:
     store = MemoryStore()
-    coordinator = _joined(_coordinator(store))
-    _baseline(coordinator)
-    version = _commit(coordinator, Action(pair=RING))
-    successor = _coordinator(store)
-    assert successor.comms[COMM].version == version
-    assert successor.comms[COMM].actions == {KEY: Action(pair=RING)}
-    assert successor.phase is Phase.LEARN
-    assert successor.context.comms[0].version > version + 1
-    # Runners that still talk to it as if nothing had happened are told to join again.
-    assert successor.report("a", successor.epoch, [_epoch(0, [1])], None).round_end
+    store.put("r/state", raw)
+    with pytest.raises(RunError, match="damaged"):
+        Run(store)
 
 
 def test_different_tables_make_the_leaders_the_next_one() -> None:
-    coordinator = _joined(_coordinator())
-    _baseline(coordinator)
-    version = coordinator.context.comms[0].version
-    mine = DecisionTable.of(version, {KEY: Action(pair=RING)}, max_channels=8)
-    coordinator.promise("a", COMM, version, [Answer(rank=0, digest=mine.digest, hold_at=5)], mine.to_bytes())
-    decision = coordinator.promise("b", COMM, version, [Answer(rank=1, digest=1, hold_at=5)], None)
+    run = Run().join()
+    run.epoch()
+    version = run.context.version
+    mine = DecisionTable.of(version, {KEY: RING}, max_channels=8)
+    run.core.promise("a", COMM, version, [Answer(rank=0, digest=mine.digest, hold_at=5)], mine.to_bytes())
+    decision = run.core.promise("b", COMM, version, [Answer(rank=1, digest=1, hold_at=5)], None)
     assert decision is not None
-    assert decision.switch_at is None
-    assert decision.adopt_leader
-    _report(coordinator, _epoch(0, [100]), _epoch(1, [100]))
-    assert DecisionTable.from_bytes(coordinator.context.adopt[COMM]).actions() == mine.actions()
-    assert coordinator.status()["digest_mismatches"] == 1
+    assert (decision.switch_at, decision.adopt_leader) == (None, True)
+    none = collectives([])
+    context = run.hand_in(run.report(0, none), run.report(1, none))
+    assert DecisionTable.from_bytes(context.adopt[COMM]).actions() == mine.actions()
+    assert run.core.status().digest_mismatches == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -11,12 +11,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from looped import loop_of, observed, random_choices, some_keys
 
 from dynamiccl_ray import observation
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
+from dynamiccl_ray.control.settings import Control
 from dynamiccl_ray.curriculum import load_curriculum
-from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.knowledge import Keys, Knowledge
 from dynamiccl_ray.observation import (
     PAIR_FIELDS,
     Context,
@@ -28,6 +27,7 @@ from dynamiccl_ray.observation import (
     Workload,
     decode,
     encode,
+    encode_context,
     part,
 )
 from dynamiccl_ray.simulation import Simulation
@@ -124,7 +124,7 @@ CONSTANT: Final = {
     "architecture": "a parameter server or gossip has no collective to tune in the model",
     "fault tolerance": "has no effect in the model",
     "pipelined operations": "only a job that runs groups several calls",
-    "time since last use": "in training every key is used in every epoch",
+    "heat of adaptation": "the same for every draw, and only draws are learned from",
     "skew between ranks": "the model has one time for all ranks",
 }
 """The same throughout training, with the reason."""
@@ -136,16 +136,11 @@ def _observed() -> Floats:
     """(N, SIZE): random decisions on fresh scenarios of every stage of the default curriculum."""
     curriculum = load_curriculum(CURRICULUM)
     scenarios = [s for stage in curriculum.stages for s in stage_scenarios(stage, curriculum, 0, 24)]
-    simulation = Simulation(scenarios, epochs=5, collectives=8, seed=0)
+    simulation = Simulation(scenarios, control=Control(), seed=0, later=0.3, shifted=0.3)
     rng = np.random.default_rng(0)
-    keys, rows = simulation.keys, np.arange(len(simulation))
     observed = [simulation.reset()]
-    for _ in range(simulation.epochs):
-        # A random number for each valid choice; the largest wins.
-        pair = (rng.random((len(rows), N_PAIRS)) * keys.channels.any(-1)).argmax(-1)
-        channels = (rng.random((len(rows), N_CHANNELS)) * keys.channels[rows, pair]).argmax(-1)
-        chunk = (rng.random((len(rows), N_CHUNKS)) * keys.chunks[rows, pair]).argmax(-1)
-        observed.append(simulation.step(np.stack([pair, channels, chunk], -1))[0])
+    for _ in range(5):
+        observed.append(simulation.step(random_choices(observed[-1], rng))[0])
     return np.concatenate(observed)
 
 
@@ -182,18 +177,9 @@ def test_values_stay_within_what_the_encoder_documents() -> None:
 
 
 def _view(nbytes: int) -> KeyView:
-    one = np.array([nbytes])
-    valid = np.ones((1, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
-    keys = Keys(
-        group=np.zeros(1, np.int64),
-        collective=np.array([4]),
-        nbytes=one,
-        cost=np.zeros((1, N_PAIRS), np.float32),
-        valid=valid,
-    )
-    knowledge = Knowledge(keys)
-    knowledge.begin(np.ones(1, np.bool_), np.zeros(1, np.float32), 8)
-    return knowledge.view()
+    loop = loop_of(replace(some_keys(1), nbytes=np.array([nbytes])))
+    observed(loop, [0] * 4, 0.0)
+    return loop.view(np.zeros(1, np.int64))
 
 
 def _one_of(kind: Any) -> st.SearchStrategy[Any]:
@@ -252,7 +238,7 @@ contexts = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(contexts, st.integers(1, 1 << 30))
 def test_a_context_can_be_read_back(context: Context, nbytes: int) -> None:
-    read = decode(encode(context, _view(nbytes))[0])
+    read = decode(encode(encode_context(context)[None], _view(nbytes))[0])
     record: dict[str, Any] = {}
     for block in (context.topology, context.workload, context.scheduler, context.llm):
         record |= block.model_dump()

@@ -1,0 +1,40 @@
+"""State as bytes that hold numbers and text, and nothing that can be run: whoever opens them is safe."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from typing import Any, Final
+
+import numpy as np
+
+from dynamiccl_ray.errors import RunError
+
+FORMAT: Final = 1
+DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, EOFError, zipfile.BadZipFile)
+"""What reading something else ends in."""
+
+
+def pack(said: dict[str, Any], arrays: dict[str, Any]) -> bytes:
+    """JSON and arrays of numbers."""
+    file = io.BytesIO()
+    text = json.dumps({"format": FORMAT, **said}).encode()
+    np.savez(file, said=np.frombuffer(text, np.uint8), **arrays)
+    return file.getvalue()
+
+
+def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The inverse of ``pack``. Raises RunError for bytes of another format, or that it did not make."""
+    try:
+        with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+        said = json.loads(arrays.pop("said").tobytes())
+        found = said["format"]
+    except DAMAGED as e:
+        raise RunError(f"the state of the run is damaged: {e!r}; start without --resume") from None
+    if found != FORMAT:
+        raise RunError(
+            f"the state of the run is of format {found}, this version reads {FORMAT}; start without --resume"
+        )
+    return said, arrays

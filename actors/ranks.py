@@ -1,0 +1,188 @@
+"""The ranks that a runner serves: their segments, what is drained from them, what they say beside it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from actors.messages import COLLECTIVE_DTYPE, Collectives, Member, RankNews
+from dynamiccl_ray.actions import OWN_ACTION, flat_action
+from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
+from dynamiccl_ray.table import DecisionTable
+from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Status
+from plugin_bridge.timers import TimerCheck
+
+_CHUNK_LOG2 = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])
+_ROOM = 1 << 16
+
+
+@dataclass(eq=False)
+class Rank:
+    """One claimed segment."""
+
+    channel: Channel
+    comm: int
+    rank: int
+    max_channels: int = 1
+    dseq: int = 0
+    rate_hz: float = 0.0
+    """Calls of getCollInfo per second, lately; 0 until two looks are far enough apart."""
+    _timers: TimerCheck = field(default_factory=TimerCheck)
+    _looked: float = field(default_factory=time.monotonic)
+    _unused: int = 0
+    _cost_rows: int = 0
+    _reports: int = 0
+    _steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _faults: int = 0
+    _refused: dict[int, int] = field(default_factory=dict)
+    _entries: tuple[tuple[int, int], ...] = ()
+    _entries_of: int = 0
+    _given_up: int = 0
+
+    def __post_init__(self) -> None:
+        self.dseq = self.channel.status.dseq
+
+    @property
+    def member(self) -> Member:
+        identity, status, table = self.channel.identity, self.channel.status, self._table()
+        return Member(
+            comm=self.comm,
+            rank=self.rank,
+            ranks=identity.ranks,
+            nodes=identity.nodes,
+            tuner_abi=identity.tuner_abi,
+            profiler_abi=identity.profiler_abi,
+            user_env=identity.user_env,
+            version=max(status.base_version, status.pending_version),
+            in_force=0 if table is None else table.version,
+            table=self._entries,
+        )
+
+    def _table(self) -> DecisionTable | None:
+        """In force; its entries are taken out once."""
+        table = self.channel.table
+        if table is None:
+            self._entries_of, self._entries = 0, ()
+        elif table.version != self._entries_of:
+            flat = table.flat()
+            keys = np.flatnonzero(flat)
+            self._entries_of = table.version
+            self._entries = tuple(zip(keys.tolist(), flat[keys].tolist(), strict=True))
+        return table
+
+    def drain(self, *, active: bool) -> Collectives:
+        """What has been measured since the last call, each decision once. ``active``: tables are applied."""
+        rejected = self._timers.rejected
+        records = self._timers.take(self.channel.drain(_buffer()))
+        self._unused += self._timers.rejected - rejected
+        self._listen()
+        usable = records["flags"] & DECIDED != 0
+        if active:
+            asked = _asked(records)
+            refused = usable & (asked != OWN_ACTION) & (records["flags"] & APPLIED == 0)
+            self._refused |= dict(zip(records["key"][refused].tolist(), asked[refused].tolist(), strict=True))
+            usable &= ~refused
+        self._unused += int(np.count_nonzero(~usable))
+        records = records[usable]
+        if len(records):
+            self.max_channels = max(self.max_channels, int(records["channels"].max()))
+        out = np.zeros(len(records), COLLECTIVE_DTYPE)
+        for name in ("dseq", "bytes", "version", "key", "channels"):
+            out[name] = records[name]
+        out["least_ns"] = out["most_ns"] = records["exec_ns"]
+        out["ranks"] = 1
+        out["pair"] = _pairs(records)
+        out["aggregate"] = records["flags"] & AGGREGATE != 0
+        return out
+
+    def _listen(self) -> None:
+        """Keeps what the training script has reported since the last look."""
+        said = self.channel.job
+        if said is None:
+            return
+        self._faults = said.faults
+        if said.reports != self._reports:
+            self._reports = said.reports
+            self._steps[said.step] = (said.iteration_s, said.loss)
+
+    def look(self) -> None:
+        """Marks the segment as looked after, and estimates how fast calls come."""
+        self.channel.beat()
+        now, dseq = time.monotonic(), self.channel.status.dseq
+        if now - self._looked >= _RATE_S:
+            self.rate_hz = (dseq - self.dseq) / (now - self._looked)
+            self.dseq, self._looked = dseq, now
+
+    def news(self) -> RankNews:
+        """What is new beside the records."""
+        unused, self._unused = self._unused, 0
+        steps, self._steps = self._steps, {}
+        return RankNews(
+            fingerprints=self.channel.fingerprints(),
+            dropped=sum(self.channel.status.dropped.values()),
+            unused=unused,
+            steps=steps,
+            faults=self._faults,
+        )
+
+    def refused(self) -> dict[int, int]:
+        """Key -> flat action that NCCL did not take, since the last call."""
+        refused, self._refused = self._refused, {}
+        return refused
+
+    def costs(self) -> dict[int, npt.NDArray[np.float32]]:
+        """Of keys that are new since the last call, NCCL's own cost table."""
+        rows = self.channel.cost_rows(self._cost_rows)
+        self._cost_rows += len(rows)
+        return {int(row["key"]): row["cost_us"].copy() for row in rows}
+
+    @property
+    def standing_still(self) -> bool:
+        """Every call that was made has been measured, drained, or counted as lost, but for those that were given up."""
+        status = self.channel.status
+        return status.backlog == 0 and self._unmeasured(status) <= self._given_up
+
+    def give_up(self) -> None:
+        """Waits no longer for what has not been measured by now."""
+        self._given_up = self._unmeasured(self.channel.status)
+
+    @staticmethod
+    def _unmeasured(status: Status) -> int:
+        return status.dseq - status.records - sum(status.dropped.values())
+
+
+_RATE_S = 0.05
+"""Over less, one burst of calls looks like a rate."""
+_shared: npt.NDArray[Any] | None = None
+
+
+def _buffer() -> npt.NDArray[Any]:
+    """Where records are drained to; one for all ranks of the process, because what is drained is copied on."""
+    global _shared
+    if _shared is None:
+        _shared = np.empty(_ROOM, RECORD_DTYPE)
+    return _shared
+
+
+def _asked(records: npt.NDArray[Any]) -> Int64:
+    """(N,) flat action of each record's table entry."""
+    pair = np.where(
+        records["asked_algo"] == 255,
+        OWN_PAIR,
+        1 + N_PROTOCOLS * records["asked_algo"].astype(np.int64) + records["asked_proto"],
+    )
+    channels = np.searchsorted(CHANNEL_VALUES, records["asked_channels"])
+    chunk = np.searchsorted(_CHUNK_LOG2, records["asked_chunk_log2"])
+    return flat_action(pair, channels, chunk)
+
+
+def _pairs(records: npt.NDArray[Any]) -> Int64:
+    """(N,) the pair that NCCL says it used."""
+    algo, proto = records["algo"].astype(np.int64), records["proto"].astype(np.int64)
+    known = (algo < N_ALGORITHMS) & (proto < N_PROTOCOLS)
+    return np.where(known, 1 + N_PROTOCOLS * algo + proto, OWN_PAIR)

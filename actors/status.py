@@ -1,0 +1,106 @@
+"""Where a run stands, and what an epoch brought: what the coordinator tells everybody else."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.reward import Floats
+
+SAMPLE_DTYPE: Final = np.dtype(
+    [
+        ("key", "u2"),
+        ("phase", "u1"),
+        ("pair", "u1"),
+        ("channels", "u1"),
+        ("action", "i2"),
+        ("bytes", "u8"),
+        ("dseq", "u8"),
+        ("time_us", "f8"),
+        ("skew", "f8"),
+    ]
+)
+"""One collective that all ranks have measured: ``phase`` its key's, ``action`` the flat action in force, ``pair`` and
+``channels`` what NCCL says it used, ``time_us`` the fastest rank's, ``skew`` the log of the slowest's over that."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Epoch:
+    """What one epoch brought of one communicator."""
+
+    number: int
+    comm: int
+    version: int
+    phase: Phase
+    """Of the run."""
+    samples: npt.NDArray[Any]
+    """(N,) of ``SAMPLE_DTYPE``, in the order of calls."""
+    judged: Int64
+    """(R,) keys whose decision is over."""
+    terms: dict[str, Floats]
+    """Of the reward, (R,) each; NaN where there was nothing to judge."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """Drift found on a key."""
+
+    comm: int
+    key: int
+    dseq: int
+    """Collective whose time raised it."""
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One line of a run's history."""
+
+    round: int
+    epoch: int
+    phase: str
+    entropy: float | None
+    """Mean over what was drawn, nats; None where nothing was."""
+    collectives: int
+    versions: dict[str, int]
+    """In force, by communicator."""
+    keys: dict[str, int]
+    """By phase."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """Where a run stands."""
+
+    epoch: int = 0
+    round: int = 0
+    phase: str = "baseline"
+    """Of the keys that make up most of what runs, the one that is furthest behind."""
+    rounds_in_phase: int = 0
+    collectives: int = 0
+    """That all of their ranks have measured."""
+    switches: int = 0
+    digest_mismatches: int = 0
+    unused: int = 0
+    """Collectives and records that taught nothing, for whatever reason."""
+    dropped: int = 0
+    """Records that were lost between NCCL and the runner."""
+    alarms: tuple[Alarm, ...] = ()
+    history: tuple[Round, ...] = ()
+    off: dict[str, str] = field(default_factory=dict)
+    """Communicators that are not tuned, and why."""
+    unmeasured: dict[str, list[str]] = field(default_factory=dict)
+    """By communicator, keys of which nothing has ever been measured: they are NCCL's own."""
+    keys: dict[str, int] = field(default_factory=dict)
+    """By phase."""
+    ranks: int = 0
+    runners: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)

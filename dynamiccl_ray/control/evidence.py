@@ -1,0 +1,231 @@
+"""What has been measured of every key: the one store that decisions are made from.
+
+Row i of every array is key i; times are logs of microseconds. Own measurements are kept by flat action, since the last
+shift of the network. By (pair, channels) and by (pair, chunk) what was measured before the last shift is kept too, as
+a hint that one collective outweighs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
+from dynamiccl_ray.evidence import Lending, combine, noise_of, stale
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
+
+# Name -> shape of a row, type, and what a new row is filled with.
+_ROWS: Final[dict[str, tuple[tuple[int, ...], type, float]]] = {
+    "baseline": ((), np.float64, np.nan),
+    "last": ((), np.float64, np.nan),
+    "fastest": ((), np.float64, np.inf),
+    "skew": ((), np.float64, 0),
+    "samples": ((N_ACTIONS,), np.float64, 0),
+    "total": ((N_ACTIONS,), np.float64, 0),
+    "tried": ((N_ACTIONS,), np.bool_, 0),
+    "by_channels": ((N_PAIRS, N_CHANNELS), np.float64, 0),
+    "by_channels_total": ((N_PAIRS, N_CHANNELS), np.float64, 0),
+    "by_chunk": ((N_PAIRS, N_CHUNKS), np.float64, 0),
+    "by_chunk_total": ((N_PAIRS, N_CHUNKS), np.float64, 0),
+    "square": ((), np.float64, 0),
+    "freedom": ((), np.float64, 0),
+}
+_MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contest:
+    """Flat actions of R keys, by what was measured; NCCL's own choice where nothing was."""
+
+    best: Int64
+    """(R,) with the least mean time."""
+    least: Int64
+    """(R,) of what is not behind the best by two standard errors, what has the fewest samples."""
+    behind: Int64
+    """(N, 2) index into the R keys, and an action that is behind."""
+
+
+class Evidence:
+    """Measurements of a growing set of keys, and what they say."""
+
+    baseline: Float64
+    """(K,) of NCCL's own choice since the last shift, or before it until that is measured; NaN before the first."""
+    last: Float64
+    """(K,) of the last decision; NaN before the first."""
+    fastest: Float64
+    """(K,) of any decision since the last shift; infinity before the first."""
+    skew: Float64
+    """(K,) of the last decision: log of the slowest rank's time over the fastest's."""
+    samples: Float64
+    """(K, N_ACTIONS) since the last shift."""
+    total: Float64
+    """(K, N_ACTIONS) sum of as many log times."""
+    tried: Bool
+    """(K, N_ACTIONS) ever."""
+    by_channels: Float64
+    """(K, N_PAIRS, N_CHANNELS) samples, hints included; ``by_chunk`` likewise."""
+    by_channels_total: Float64
+    by_chunk: Float64
+    by_chunk_total: Float64
+    square: Float64
+    """(K,) squared deviations within decisions, and their degrees of freedom: noise without what actions differ by."""
+    freedom: Float64
+
+    def __init__(self) -> None:
+        for name, (shape, kind, _) in _ROWS.items():
+            setattr(self, name, np.zeros((0, *shape), kind))
+        self._group, self._collective, self._nbytes = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
+        self._lending = Lending([], [], [])
+
+    def __len__(self) -> int:
+        return len(self.baseline)
+
+    def grow(self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike) -> None:
+        """New keys: each the number of its communicator, its collective, its bytes."""
+        groups = np.asarray(group, np.int64)
+        for name, (shape, kind, fill) in _ROWS.items():
+            new: Any = np.full((len(groups), *shape), fill, kind)
+            setattr(self, name, np.concatenate([getattr(self, name), new]))
+        self._group = np.concatenate([self._group, groups])
+        self._collective = np.concatenate([self._collective, np.asarray(collective, np.int64)])
+        self._nbytes = np.concatenate([self._nbytes, np.asarray(nbytes, np.float64)])
+        self._lending = Lending(self._group, self._collective, self._nbytes)
+
+    def keep(self, rows: Bool) -> None:
+        """Forgets all other keys (a mask (K,)), and moves these together."""
+        for name in (*_ROWS, "_group", "_collective", "_nbytes"):
+            setattr(self, name, getattr(self, name)[rows])
+        self._lending = Lending(self._group, self._collective, self._nbytes)
+
+    # -- measurements; ``rows`` are different --
+
+    def record(self, rows: Int64, actions: Int64, samples: Float64, mean: Float64, square: Float64) -> None:
+        """A decision of each of these keys: so many samples of flat actions, their mean log time and the sum of their
+        squared deviations from it. All (R,).
+        """
+        pair, channels, chunk = action_parts(actions)
+        for cell, count, total in (
+            ((rows, actions), self.samples, self.total),
+            ((rows, pair, channels), self.by_channels, self.by_channels_total),
+            ((rows, pair, chunk), self.by_chunk, self.by_chunk_total),
+        ):
+            count[cell] += samples
+            total[cell] += samples * mean
+        self.tried[rows, actions] = True
+        self.last[rows] = mean
+        self.fastest[rows] = np.minimum(self.fastest[rows], mean)
+        self.square[rows] += square
+        self.freedom[rows] += samples - 1
+        own = rows[actions == OWN_ACTION]
+        self.baseline[own] = self.total[own, OWN_ACTION] / self.samples[own, OWN_ACTION]
+
+    def begin(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> None:
+        """NCCL's own choice has been measured, for the first time or anew: what is left from before a shift is kept
+        relative to it. All (R,).
+        """
+        before = self.baseline[rows]
+        moved = np.where(np.isfinite(before), mean - before, 0.0)[:, None, None]
+        for samples_name, total_name in _MARGINS:
+            getattr(self, total_name)[rows] += getattr(self, samples_name)[rows] * moved
+        self.record(rows, np.full(len(rows), OWN_ACTION), samples, mean, square)
+
+    def shift(self, rows: Int64) -> None:
+        """The network of these keys has changed: what was measured is a hint from now on."""
+        noise = self.noise[rows]
+        for samples_name, total_name in _MARGINS:
+            samples, total = getattr(self, samples_name), getattr(self, total_name)
+            kept = stale(samples[rows], noise)
+            total[rows] *= kept / np.maximum(samples[rows], 1e-9)
+            samples[rows] = kept
+            total[rows, OWN_PAIR, 0] = samples[rows, OWN_PAIR, 0] = 0
+        self.samples[rows] = self.total[rows] = 0
+        self.fastest[rows] = np.inf
+
+    # -- what it says --
+
+    @property
+    def noise(self) -> Float32:
+        """(K,) standard deviation of the log of one time."""
+        return noise_of(self.square, self.freedom)
+
+    def mean(self, rows: Int64, actions: Int64) -> Float64:
+        """(R,) mean log time of flat actions since the last shift; NaN where there is none."""
+        samples = self.samples[rows, actions]
+        return np.where(samples > 0, self.total[rows, actions] / np.maximum(samples, 1), np.nan)
+
+    def ratio(self, rows: Int64) -> Float32:
+        """(R, N_PAIRS, N_CHANNELS) mean log time over the baseline, hints included; 0 where there is none."""
+        samples = self.by_channels[rows]
+        mean = self.by_channels_total[rows] / np.maximum(samples, 1e-9)
+        return np.where(samples > 0, mean - self.baseline[rows][:, None, None], 0.0).astype(np.float32)
+
+    def estimates(self, rows: Int64) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
+        """Of each (pair, channels), (R, N_PAIRS, N_CHANNELS), and each (pair, chunk): the log time over the baseline by
+        own and lent evidence, and how sure that is; see ``evidence.combine``.
+        """
+        total = np.concatenate([self.by_channels_total, self.by_chunk_total], -1)
+        samples = np.concatenate([self.by_channels, self.by_chunk], -1)
+        baseline = np.nan_to_num(self.baseline)[:, None, None]
+        ratio = (total - samples * baseline).astype(np.float32)
+        time, sure = combine(ratio, samples.astype(np.float32), self.noise, self._lending, rows)
+        return (time[..., :N_CHANNELS], sure[..., :N_CHANNELS]), (time[..., N_CHANNELS:], sure[..., N_CHANNELS:])
+
+    def excess(self, rows: Int64) -> Float32:
+        """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""
+        return self._lending.excess(self.baseline.astype(np.float32))[rows]
+
+    def contest(self, rows: Int64, allowed: Bool, chunks: Bool) -> Contest:
+        """What was measured since the last shift, by how good it is, and is ``allowed`` (R, N_PAIRS, N_CHANNELS) with
+        one of ``chunks`` (R, N_PAIRS, N_CHUNKS).
+        """
+        mine = self.samples[rows]
+        index, action = np.nonzero(mine)
+        pair, channels, chunk = action_parts(action)
+        kept = allowed[index, pair, channels] & chunks[index, pair, chunk]
+        index, action = index[kept], action[kept]
+        samples = mine[index, action]
+        mean = self.total[rows[index], action] / samples
+        best = _least_by_row(index, mean, len(rows))
+        doubt = np.sqrt(1 / samples + 1 / samples[best[index]])
+        contends = mean - mean[best[index]] <= 2 * self.noise[rows][index] * doubt
+        least = _least_by_row(index[contends], samples[contends], len(rows))
+        return Contest(
+            best=np.append(action, OWN_ACTION)[best],
+            least=np.append(action[contends], OWN_ACTION)[least],
+            behind=np.stack([index[~contends], action[~contends]], -1),
+        )
+
+    # -- durability --
+
+    def state(self) -> dict[str, Any]:
+        """Plain arrays, for a checkpoint; of what has a value for each action, only what is not 0."""
+        state: dict[str, Any] = {}
+        for name, (shape, _, _) in _ROWS.items():
+            values = getattr(self, name)
+            if shape:
+                at = np.flatnonzero(values)
+                state[f"{name}.at"], values = at.astype(np.int64), values.ravel()[at]
+            state[name] = values
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """After ``grow`` by the same keys."""
+        for name, (shape, _, _) in _ROWS.items():
+            values = getattr(self, name)
+            if shape:
+                values.ravel()[state[f"{name}.at"]] = state[name]
+            else:
+                values[:] = state[name]
+
+
+def _least_by_row(row: Int64, value: Float64, n: int) -> Int64:
+    """Of N values in the order of their rows: (n,) index of each row's first least one, -1 for a row without any."""
+    order = np.lexsort((value, row))
+    there, first = np.unique(row, return_index=True)
+    index = np.full(n, -1)
+    index[there] = order[first]
+    return index

@@ -1,0 +1,486 @@
+"""The control loop of a set of keys: baseline, learn, exploit; after a shift of the network baseline, adapt, exploit.
+
+Every key goes through these phases at its own pace: a decision of a key is over when the key has as many samples of it
+as it takes, whatever the other keys do. So a key that is rare, or that nothing measures, holds nobody up; all that it
+has is NCCL's own choice.
+
+Whoever runs the loop says what was measured (``observe``), asks which keys need a decision (``due``), draws for those
+that are to be drawn (``drawing.py``), and says what was decided (``decide``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any, Final, TypeVar
+
+import numpy as np
+
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, UInt64
+from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.control.settings import Control
+from dynamiccl_ray.control.trigger import Cusum
+from dynamiccl_ray.evidence import worse_than_own
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
+from dynamiccl_ray.observation import SIZE, STATIC_SIZE, KeyView, encode
+
+# Collectives of an action before drift is looked for in further ones.
+_KNOWN: Final = 8
+# A time counts as no more than so many standard deviations above the median of its decision, of two the lesser.
+_OUTLIER: Final = 4.0
+# Where this share of a communicator's keys have alarmed within so many of their own samples, the network has changed.
+_AGREED: Final = 0.25
+_TOGETHER: Final = 64
+
+
+class Phase(IntEnum):
+    """Where a key is; ADAPT is learning after a trigger."""
+
+    BASELINE = 0
+    LEARN = 1
+    EXPLOIT = 2
+    ADAPT = 3
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Keys:
+    """What never changes of some keys; N of them."""
+
+    group: Int64
+    """(N,) number of the key's communicator: keys of one lend each other what they measure."""
+    identity: UInt64
+    """(N,) the same for as long as the key lives, and no other's."""
+    salt: UInt64
+    """(N,) what the key's draws depend on, beside the seed and its decisions."""
+    collective: Int64
+    """(N,) NCCL's function number."""
+    nbytes: Int64
+    """(N,)"""
+    pipelined: Bool
+    """(N,)"""
+    cost: Float32
+    """(N, N_PAIRS) log of NCCL's predicted cost over its cheapest; 0 where there is none."""
+    channels: Bool
+    """(N, N_PAIRS, N_CHANNELS) what may be chosen."""
+    chunks: Bool
+    """(N, N_PAIRS, N_CHUNKS)"""
+    context: Float32
+    """(N, STATIC_SIZE) what is known of the communicator, encoded."""
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @staticmethod
+    def join(parts: Sequence[Keys]) -> Keys:
+        """One after the other."""
+        return functools.reduce(_joined, parts, _no_keys())
+
+    def part(self, chosen: Int64) -> Keys:
+        """Those at these places, in order."""
+        return _part(self, chosen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """N collectives, in the order in which they ran."""
+
+    row: Int64
+    """(N,)"""
+    action: Int64
+    """(N,) flat, that was in force."""
+    log_us: Float64
+    """(N,)"""
+    skew: Float64
+    """(N,) log of the slowest rank's time over the fastest's."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What came of the decisions that are over; R of them."""
+
+    known: Bool
+    """(R,) whether there was a decision to judge: not of a baseline, and of nothing that a shift cut short."""
+    log_speedup: Float64
+    """(R,) log of the baseline over the mean time."""
+    switched: Bool
+    """(R,) the action was not the one before it."""
+    probed: Bool
+    """(R,) the action had never been tried on the key."""
+    congestion: Float64
+    """(R,) log of the mean time over the least of any decision since the last shift."""
+
+    def part(self, chosen: Int64) -> Outcome:
+        """Those at these places, in order."""
+        return _part(self, chosen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Due:
+    """Keys whose decision is over, and that need another; R of them."""
+
+    row: Int64
+    """(R,) ascending."""
+    identity: UInt64
+    salt: UInt64
+    """(R,) see ``Keys``."""
+    ordinal: Int64
+    """(R,) decisions since the key began to learn."""
+    shifts: Int64
+    """(R,) how often it has begun anew."""
+    draw: Bool
+    """(R,) whether the policy decides."""
+    fixed: Int64
+    """(R,) flat action where it does not: of what may be the best, what was measured least; in the end the best. And
+    where it does, the best, in place of what is behind."""
+    behind: Int64
+    """(N, 2) index into these R, and a flat action that was measured and is behind the best with confidence."""
+    takes: Int64
+    """(R,) samples that the decision will take."""
+    observation: Float32
+    """(R, observation.SIZE) before and after each decision that is drawn; else 0."""
+    outcome: Outcome
+
+    def part(self, chosen: Int64) -> Due:
+        """Those at these places, in order."""
+        columns = {name: getattr(self, name)[chosen] for name in _OF_DUE}
+        back = np.full(len(self.row), -1)
+        back[chosen] = np.arange(len(chosen))
+        kept = self.behind[back[self.behind[:, 0]] >= 0]
+        behind = np.stack([back[kept[:, 0]], kept[:, 1]], -1)
+        return Due(**columns, behind=behind, outcome=_part(self.outcome, chosen))
+
+    def actions(self, drawn: Int64) -> Int64:
+        """(R,) what is decided where the policy has drawn flat actions for those keys that it decides, in order."""
+        wanted = self.fixed.copy()
+        wanted[self.draw] = drawn
+        behind = self.behind[wanted[self.behind[:, 0]] == self.behind[:, 1], 0]
+        wanted[behind] = self.fixed[behind]
+        return wanted
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Alarm:
+    """Drift found on a key."""
+
+    row: int
+    sample: int
+    """Index, among what was observed, of the collective that raised it; -1 for one that was observed before."""
+
+
+class Loop:
+    """K keys; ``wanted`` (K,) has the flat action of each."""
+
+    def __init__(self, control: Control) -> None:
+        self.control: Final = control
+        self.keys = _no_keys()
+        self.evidence = Evidence()
+        self.cusum = Cusum(control.trigger.arl0)
+        self.phase = np.zeros(0, np.int64)
+        self.wanted = np.zeros(0, np.int64)
+        self.decisions = np.zeros(0, np.int64)
+        """(K,) since the key began to learn."""
+        self.shifts = np.zeros(0, np.int64)
+        """(K,) how often it has begun anew."""
+        self.idle = np.zeros(0, np.int64)
+        """(K,) observations since the last one that had a sample of it."""
+        self.measured = np.zeros(0, np.int64)
+        """(K,) samples ever."""
+        self.forbidden = np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_)
+        """(K, N_PAIRS, N_CHANNELS) what NCCL does not offer, or did not take."""
+        self.most_channels = np.zeros(0, np.int64)
+        """(K,) that the communicator is known to have."""
+        self.late = 0
+        """Samples of an action that was not wanted any more: they end no decision, and are not used."""
+        self._before = np.zeros(0, np.int64)
+        self._watched = np.zeros(0, np.int64)
+        self._alarm_at = np.zeros(0, np.int64)
+        self._over = np.zeros(0, np.bool_)
+        self._outcome = _no_outcome(0)
+        self._pending = _NOTHING
+
+    def __len__(self) -> int:
+        return len(self.phase)
+
+    # -- keys --
+
+    def grow(self, keys: Keys) -> None:
+        """New keys, behind those that are there; each begins with NCCL's own choice."""
+        n = len(keys)
+        self.keys = _joined(self.keys, keys)
+        self.evidence.grow(keys.group, keys.collective, keys.nbytes)
+        self.cusum.grow(n)
+        for name, fill in _COUNTS.items():
+            setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
+        self._over = np.append(self._over, np.zeros(n, np.bool_))
+        self.forbidden = np.append(self.forbidden, np.zeros((n, N_PAIRS, N_CHANNELS), np.bool_), 0)
+        self._outcome = _joined(self._outcome, _no_outcome(n))
+
+    def keep(self, rows: Bool) -> None:
+        """Forgets all other keys (a mask (K,)), and moves these together."""
+        self.keys, self._outcome = _part(self.keys, rows), _part(self._outcome, rows)
+        self.evidence.keep(rows)
+        self.cusum.keep(rows)
+        for name in (*_COUNTS, "_over", "forbidden"):
+            setattr(self, name, getattr(self, name)[rows])
+        left = _part(self._pending, rows[self._pending.row])
+        self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
+
+    def offer(self, row: int, cost_us: Float32) -> None:
+        """NCCL's own costs (N_PAIRS - 1,) for a key: what it marks -1 is not available."""
+        offered = cost_us >= 0
+        self.forbidden[row, 1:] |= ~offered[:, None]
+        if offered.any():
+            cheapest = max(float(cost_us[offered].min()), 1e-9)
+            self.keys.cost[row, 1:] = np.where(offered, np.log(np.maximum(cost_us, 1e-9) / cheapest), 0.0)
+
+    def forbid(self, row: int, action: int) -> None:
+        """NCCL did not take an action for a key: its pair is never asked for again; of NCCL's own, its channels."""
+        pair, channels, _ = (int(part) for part in action_parts(action))
+        if pair != OWN_PAIR:
+            self.forbidden[row, pair] = True
+        elif channels:
+            self.forbidden[row, pair, channels] = True
+
+    # -- measurements --
+
+    @property
+    def need(self) -> Int64:
+        """(K,) samples that the decision of each key still takes."""
+        return np.maximum(self._missing(self._pending), 0)
+
+    def observe(self, samples: Measured) -> list[Alarm]:
+        """What ran since the last call."""
+        self.idle += 1
+        self.idle[samples.row] = 0
+        self.measured += np.bincount(samples.row, minlength=len(self))
+        current = samples.action == self.wanted[samples.row]
+        self.late += int(np.count_nonzero(~current))
+        index = np.concatenate([np.full(len(self._pending.row), -1), np.flatnonzero(current)])
+        have = _joined(self._pending, _part(samples, current))
+        closing = (self._missing(have) <= 0)[have.row]
+        self._pending = _part(have, ~closing)
+        return self._close(_part(have, closing), index[closing])
+
+    def _missing(self, samples: Measured) -> Int64:
+        """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
+        learning = self.control.learning
+        takes = np.where(self.decisions <= learning.draws, learning.draw_samples, learning.compare_samples)
+        takes = np.where(self.phase == Phase.BASELINE, learning.baseline_samples, takes)
+        takes = np.where(self._over, 0, takes)
+        return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
+
+    def _close(self, samples: Measured, index: Int64) -> list[Alarm]:
+        """Decisions that have all of their samples."""
+        if not len(samples.row):
+            return []
+        order = np.argsort(samples.row, kind="stable")
+        samples, index = _part(samples, order), index[order]
+        rows, first, counts = np.unique(samples.row, return_index=True, return_counts=True)
+        actions = self.wanted[rows]
+        # What held one collective up says nothing of its action.
+        median = samples.log_us[np.lexsort((samples.log_us, samples.row))][first + (counts - 1) // 2]
+        limit = median + _OUTLIER * self.evidence.noise[rows]
+        log_us = np.minimum(samples.log_us, np.repeat(limit, counts))
+        mean = np.add.reduceat(log_us, first) / counts
+        square = np.add.reduceat((log_us - np.repeat(mean, counts)) ** 2, first)
+
+        # Against what is known of the very action: that another has another time is no drift.
+        baseline = self.phase[rows] == Phase.BASELINE
+        known = ~baseline & (self.evidence.samples[rows, actions] >= _KNOWN)
+        residual = log_us - np.repeat(self.evidence.mean(rows, actions), counts)
+        # What another action has shown says nothing of this one's noise either.
+        other = known & (self._watched[rows] != actions)
+        self.cusum.reset(rows[other])
+        self._watched[rows[known]] = actions[known]
+        alarm = np.full(len(rows), -1)
+        alarm[known] = self.cusum.update(rows[known], counts[known], residual[np.repeat(known, counts)])
+        quiet = alarm < 0
+
+        self._judge(rows, actions, mean, ~baseline & ~self._over[rows])
+        begun = baseline & ~self._over[rows]
+        samples_of = counts.astype(np.float64)
+        self.evidence.begin(rows[begun], samples_of[begun], mean[begun], square[begun])
+        more = quiet & ~begun
+        self.evidence.record(rows[more], actions[more], samples_of[more], mean[more], square[more])
+        self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
+        self._over[rows] = True
+        if not quiet.all():
+            self._agree(rows[~quiet])
+        return [Alarm(row=int(rows[i]), sample=int(index[first[i] + alarm[i]])) for i in np.flatnonzero(~quiet)]
+
+    def _judge(self, rows: Int64, actions: Int64, mean: Float64, known: Bool) -> None:
+        """The outcome of decisions, before they are recorded."""
+        evidence, outcome = self.evidence, self._outcome
+        outcome.known[rows] = known
+        outcome.log_speedup[rows] = evidence.baseline[rows] - mean
+        outcome.switched[rows] = actions != self._before[rows]
+        outcome.probed[rows] = ~evidence.tried[rows, actions]
+        outcome.congestion[rows] = mean - np.minimum(evidence.fastest[rows], mean)
+
+    def _agree(self, rows: Int64) -> None:
+        """These keys have alarmed. Where many of a communicator do, the network has changed for all of them."""
+        self._alarm_at[rows] = self.measured[rows]
+        recent = self.measured - self._alarm_at <= _TOGETHER
+        watched = (self.phase != Phase.BASELINE) | recent
+        group = self.keys.group
+        share = np.bincount(group, recent) / np.maximum(np.bincount(group, watched), 1)
+        agreed = (share >= _AGREED)[group] & np.isin(group, group[rows])
+        others = np.flatnonzero(agreed & ~recent & (self.phase != Phase.BASELINE))
+        self._alarm_at[others] = self.measured[others]
+        self.shift(np.union1d(rows, others))
+
+    def shift(self, rows: Int64) -> None:
+        """The network of these keys has changed: they begin anew with NCCL's own choice."""
+        self.evidence.shift(rows)
+        self.cusum.reset(rows)
+        self.phase[rows] = Phase.BASELINE
+        self.wanted[rows] = OWN_ACTION
+        self.decisions[rows] = 0
+        self.shifts[rows] += 1
+        self._over[rows] = False
+        self._outcome.known[rows] = False
+        self._pending = _part(self._pending, ~np.isin(self._pending.row, rows))
+
+    # -- decisions --
+
+    def due(self) -> Due:
+        """Keys that need a decision."""
+        rows = np.flatnonzero(self._over)
+        contest = self.evidence.contest(rows, self.allowed(rows), self.keys.chunks[rows])
+        learning, done = self.control.learning, self.decisions[rows]
+        draw = done < learning.draws
+        comparing = ~draw & (done < learning.draws + learning.compares)
+        # What follows the last draw tells the learner what it was worth.
+        seen = np.flatnonzero(done <= learning.draws)
+        observation = np.zeros((len(rows), SIZE), np.float32)
+        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen]))
+        return Due(
+            row=rows,
+            identity=self.keys.identity[rows],
+            salt=self.keys.salt[rows],
+            ordinal=done,
+            shifts=self.shifts[rows],
+            draw=draw,
+            fixed=np.where(comparing, contest.least, contest.best),
+            behind=contest.behind[draw[contest.behind[:, 0]]],
+            takes=np.where(draw, learning.draw_samples, learning.compare_samples),
+            observation=observation,
+            outcome=_part(self._outcome, rows),
+        )
+
+    def decide(self, rows: Int64, actions: Int64) -> None:
+        """What has been decided (R,) for some of the keys that are due."""
+        self._before[rows] = self.wanted[rows]
+        self.wanted[rows] = actions
+        self.decisions[rows] += 1
+        self._over[rows] = False
+        self._outcome.known[rows] = False
+        learning = self.control.learning
+        again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
+        settled = self.decisions[rows] > learning.draws + learning.compares
+        self.phase[rows] = np.where(settled, Phase.EXPLOIT, again)
+
+    def allowed(self, rows: Int64) -> Bool:
+        """(R, N_PAIRS, N_CHANNELS) what may be chosen, and the guardrail does not forbid."""
+        evidence, guardrail = self.evidence, self.control.guardrail
+        ratio, samples, noise = evidence.ratio(rows), evidence.by_channels[rows], evidence.noise[rows]
+        worse = worse_than_own(ratio, samples, noise, margin=guardrail.margin, least=guardrail.samples)
+        there = np.array(CHANNEL_VALUES) <= self.most_channels[rows][:, None, None]
+        return np.asarray(self.keys.channels[rows] & ~self.forbidden[rows] & there & ~worse)
+
+    def view(self, rows: Int64) -> KeyView:
+        """What the policy sees of these keys."""
+        evidence, keys, learning = self.evidence, self.keys, self.control.learning
+        channels, chunks = evidence.estimates(rows)
+        just_shifted = (self.shifts[rows] > 0) & (self.decisions[rows] == 0)
+        baseline = evidence.baseline[rows]
+        return KeyView(
+            collective=keys.collective[rows],
+            nbytes=keys.nbytes[rows],
+            pipelined=keys.pipelined[rows],
+            last_time=_known(evidence.last[rows] - baseline),
+            idle_epochs=self.idle[rows].astype(np.float32),
+            last_pair=action_parts(self.wanted[rows])[0],
+            cost=keys.cost[rows],
+            samples=evidence.by_channels[rows].astype(np.float32),
+            channels=channels,
+            chunks=chunks,
+            noise=evidence.noise[rows],
+            excess=evidence.excess(rows),
+            cusum=np.where(just_shifted, 1.0, self.cusum.score[rows]).astype(np.float32),
+            congestion=_known(evidence.last[rows] - evidence.fastest[rows]),
+            skew=evidence.skew[rows].astype(np.float32),
+            heat=np.where(self.decisions[rows] < learning.draws, learning.heat, 0.0).astype(np.float32),
+            valid_channels=self.allowed(rows),
+            valid_chunks=keys.chunks[rows],
+        )
+
+    # -- durability --
+
+    def state(self) -> dict[str, Any]:
+        """Plain arrays, for a checkpoint: all but settings and keys."""
+        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "forbidden")}
+        parts = {"evidence": self.evidence.state(), "cusum": self.cusum.state()}
+        return {**mine, **{f"{part}.{name}": v for part, of in parts.items() for name, v in of.items()}}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """After ``grow`` by the same keys. What had been measured of open decisions is measured anew, and a key whose
+        action may not be chosen any more begins anew.
+        """
+        for name in (*_COUNTS, "_over", "forbidden"):
+            getattr(self, name)[:] = state[name]
+        self.evidence.restore({k.removeprefix("evidence."): v for k, v in state.items() if k.startswith("evidence.")})
+        self.cusum.restore({k.removeprefix("cusum."): v for k, v in state.items() if k.startswith("cusum.")})
+        pair, channels, chunk = action_parts(self.wanted)
+        rows = np.arange(len(self))
+        valid = self.keys.channels[rows, pair, channels] & self.keys.chunks[rows, pair, chunk]
+        self.shift(np.flatnonzero(~valid & (self.wanted != OWN_ACTION)))
+
+
+# Of a Loop, (K,) each: what a new key gets.
+_COUNTS: Final = {
+    "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
+    "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_watched": OWN_ACTION, "_alarm_at": -(1 << 62),
+}  # fmt: skip
+_OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "takes", "observation")
+_NONE: Final = np.zeros(0, np.int64)
+_NOTHING: Final = Measured(row=_NONE, action=_NONE, log_us=np.zeros(0), skew=np.zeros(0))
+
+_Columns = TypeVar("_Columns", Keys, Measured, Outcome)
+
+
+def _part(columns: _Columns, chosen: Bool | Int64) -> _Columns:
+    """The chosen rows of every column."""
+    return type(columns)(**{name: column[chosen] for name, column in vars(columns).items()})
+
+
+def _joined(columns: _Columns, more: _Columns) -> _Columns:
+    return type(columns)(**{k: np.concatenate([v, getattr(more, k)]) for k, v in vars(columns).items()})
+
+
+def _no_keys() -> Keys:
+    return Keys(
+        group=_NONE,
+        identity=np.zeros(0, np.uint64),
+        salt=np.zeros(0, np.uint64),
+        collective=_NONE,
+        nbytes=_NONE,
+        pipelined=np.zeros(0, np.bool_),
+        cost=np.zeros((0, N_PAIRS), np.float32),
+        channels=np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_),
+        chunks=np.zeros((0, N_PAIRS, N_CHUNKS), np.bool_),
+        context=np.zeros((0, STATIC_SIZE), np.float32),
+    )
+
+
+def _no_outcome(n: int) -> Outcome:
+    no = np.zeros(n, np.bool_)
+    return Outcome(known=no, log_speedup=np.zeros(n), switched=no.copy(), probed=no.copy(), congestion=np.zeros(n))
+
+
+def _known(x: Float64) -> Float32:
+    """0 for what is not known."""
+    return np.where(np.isfinite(x), x, 0.0).astype(np.float32)

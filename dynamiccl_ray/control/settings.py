@@ -1,0 +1,50 @@
+"""Settings of the control loop, the same in training, in evaluation and beside a job."""
+
+from __future__ import annotations
+
+from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
+
+
+class Learning(Section):
+    """How a key learns: first its actions are drawn from the policy, then what may be the best is compared.
+
+    Counts of samples are collectives of the key; a decision ends when it has as many.
+    """
+
+    baseline_samples: Count = 4
+    """That measure NCCL's own choice before anything is tried."""
+    draws: Count = 96
+    """Decisions that are drawn. The policy's certainty comes from a model, so what it holds likely is measured."""
+    draw_samples: Count = 2
+    compares: Count = 24
+    """Decisions after that, in each of which that contender is measured which was measured least."""
+    compare_samples: Count = 8
+    """Also of every decision from then on, in which the best is kept."""
+    sequence: Count = 32
+    """Decisions after which the policy's recurrent state begins anew; the length of a training sequence."""
+    heat: NotNegative = 0.5
+    """Logits are divided by 1 + heat where actions are drawn."""
+
+
+class Trigger(Section):
+    """When to learn again."""
+
+    arl0: Positive = 1_000_000.0
+    """Collectives of a key to one false alarm."""
+
+
+class Guardrail(Section):
+    """An action that is worse than NCCL's own choice with confidence is not tried again until the next trigger."""
+
+    margin: NotNegative = 0.02
+    """Log time over the baseline."""
+    samples: Count = 8
+    """Collectives before an action can be ruled out."""
+
+
+class Control(Section):
+    """All of it."""
+
+    learning: Learning = Learning()
+    trigger: Trigger = Trigger()
+    guardrail: Guardrail = Guardrail()

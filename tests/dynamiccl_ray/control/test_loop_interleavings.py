@@ -1,0 +1,252 @@
+"""Whatever is observed, decided, added and forgotten in whatever order: the loop counts as plain Python counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+from hypothesis import Phase as HypothesisPhase
+from hypothesis import event, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from looped import loop_of, some_keys
+
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.control.loop import Measured, Phase
+from dynamiccl_ray.observation import part
+
+LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
+GROUPS = 2
+# Shrinking takes minutes; the steps of a failure are printed as they are.
+WITHOUT_SHRINKING = [HypothesisPhase.explicit, HypothesisPhase.generate]
+EDGES = {
+    (Phase.BASELINE, Phase.LEARN),
+    (Phase.BASELINE, Phase.ADAPT),
+    (Phase.LEARN, Phase.EXPLOIT),
+    (Phase.ADAPT, Phase.EXPLOIT),
+    (Phase.LEARN, Phase.BASELINE),
+    (Phase.ADAPT, Phase.BASELINE),
+    (Phase.EXPLOIT, Phase.BASELINE),
+}
+
+
+@dataclass
+class Key:
+    """What one key should be."""
+
+    identity: int
+    group: int
+    level: float = 3.0
+    """Mean log time now."""
+    wanted: int = OWN_ACTION
+    pending: int = 0
+    over: bool = False
+    decisions: int = 0
+    shifts: int = 0
+    recorded: Counter[int] = field(default_factory=Counter)
+    """Samples since the last shift, by action."""
+    observed: int = 0
+    used: int = 0
+    late: int = 0
+    lost: int = 0
+    """Of an open decision that a shift cut short."""
+    last_phase: Phase = Phase.BASELINE
+
+    @property
+    def takes(self) -> int:
+        if not self.decisions:
+            return LEARNING["baseline_samples"]
+        return LEARNING["draw_samples" if self.decisions <= LEARNING["draws"] else "compare_samples"]
+
+    @property
+    def phase(self) -> Phase:
+        if not self.decisions:
+            return Phase.BASELINE
+        if self.decisions > LEARNING["draws"] + LEARNING["compares"]:
+            return Phase.EXPLOIT
+        return Phase.ADAPT if self.shifts else Phase.LEARN
+
+    def observe(self, right: int, late: int) -> bool:
+        """Samples of what is wanted, and of something else; whether a decision came to its end."""
+        self.observed += right + late
+        self.late += late
+        self.pending += right
+        if not self.pending or not (self.over or self.pending >= self.takes):
+            return False
+        self.recorded[self.wanted] += self.pending
+        self.used += self.pending
+        self.pending, self.over = 0, True
+        return True
+
+    def shift(self) -> None:
+        self.lost += self.pending
+        self.wanted, self.pending, self.over, self.decisions = OWN_ACTION, 0, False, 0
+        self.shifts += 1
+        self.recorded.clear()
+
+    def decide(self, action: int) -> None:
+        self.wanted, self.over = action, False
+        self.decisions += 1
+
+
+class Interleavings(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = loop_of(some_keys(2), trigger=1e4, guardrail={"samples": 4}, **LEARNING)
+        self.keys = [Key(identity=0, group=0), Key(identity=1, group=0)]
+        self.came = 2
+        self.forgotten_late = 0
+        self.rng = np.random.default_rng(0)
+
+    # -- what may happen --
+
+    @rule(n=st.integers(1, 2), group=st.integers(0, GROUPS - 1))
+    @precondition(lambda self: len(self.keys) < 8)
+    def grow(self, n: int, group: int) -> None:
+        self.loop.grow(some_keys(n, group=group, first=self.came))
+        self.keys += [Key(identity=self.came + i + (group << 32), group=group) for i in range(n)]
+        self.came += n
+
+    @rule(data=st.data())
+    def keep(self, data: Any) -> None:
+        kept = data.draw(st.lists(st.booleans(), min_size=len(self.keys), max_size=len(self.keys)))
+        if sum(kept) < len(kept) - 2:
+            return
+        self.loop.keep(np.array(kept, np.bool_))
+        self.forgotten_late += sum(key.late for key, stays in zip(self.keys, kept, strict=True) if not stays)
+        self.keys = [key for key, stays in zip(self.keys, kept, strict=True) if stays]
+
+    @rule(group=st.integers(0, GROUPS - 1), by=st.sampled_from([-1.0, 0.5]), share=st.sampled_from([0.2, 1.0]))
+    def move(self, group: int, by: float, share: float) -> None:
+        """The network of a communicator, or of some of its keys, shifts."""
+        for key in self.keys:
+            if key.group == group and self.rng.random() < share:
+                key.level += by
+
+    @rule(data=st.data())
+    def observe(self, data: Any) -> None:
+        counts = [
+            (data.draw(st.sampled_from([0, 0, 1, 2, 3, 9])), data.draw(st.sampled_from([0, 0, 0, 1, 3])))
+            for _ in self.keys
+        ]
+        self._observed(counts)
+
+    @rule(data=st.data())
+    def decide(self, data: Any) -> None:
+        """For some of those that are due: a random draw of what may be chosen."""
+        due = self.loop.due()
+        assert due.row.tolist() == [row for row, key in enumerate(self.keys) if key.over]
+        for name, expected in (("ordinal", "decisions"), ("shifts", "shifts"), ("identity", "identity")):
+            assert getattr(due, name).tolist() == [getattr(self.keys[row], expected) for row in due.row]
+        chosen = np.array(
+            data.draw(st.lists(st.sampled_from(range(len(due.row))), unique=True)) if len(due.row) else []
+        )
+        self._decided(due.part(chosen.astype(np.int64)))
+
+    @rule(cycles=st.integers(1, 12), still=st.integers(0, 3))
+    def live(self, cycles: int, still: int) -> None:
+        """A quiet stretch, in which every key has what it needs, but for one that does not run."""
+        for _ in range(cycles):
+            self._observed([(0 if row == still else need, 0) for row, need in enumerate(self.loop.need.tolist())])
+            self._decided(self.loop.due())
+
+    @rule(at=st.integers(0, 7))
+    @precondition(lambda self: self.keys)
+    def refuse(self, at: int) -> None:
+        """NCCL does not take what is wanted of a key; it stays in force until its decision is over."""
+        row = at % len(self.keys)
+        self.loop.forbid(row, self.keys[row].wanted)
+
+    def _observed(self, counts: list[tuple[int, int]]) -> None:
+        row = np.repeat(np.arange(len(counts)), [right + late for right, late in counts])
+        late = np.concatenate([np.zeros(0), *([0] * right + [1] * late for right, late in counts)]).astype(np.int64)
+        order = self.rng.permutation(len(row))
+        row, late = row[order], late[order]
+        action = (self.loop.wanted[row] + late * self.rng.integers(1, N_ACTIONS, len(row))) % N_ACTIONS
+        level = np.array([key.level for key in self.keys])
+        log_us = level[row] + 0.001 * action + 0.02 * self.rng.standard_normal(len(row))
+        skew = np.zeros(len(row))
+        alarms = self.loop.observe(Measured(row=row, action=action, log_us=log_us, skew=skew))
+
+        for key, (right, n_late) in zip(self.keys, counts, strict=True):
+            key.observe(right, n_late)
+        raised = {alarm.row for alarm in alarms}
+        shifted = {i for i, key in enumerate(self.keys) if self.loop.shifts[i] > key.shifts}
+        assert raised <= shifted
+        assert {self.keys[i].group for i in shifted} == {self.keys[i].group for i in raised}
+        for alarm in alarms:
+            assert alarm.sample == -1 or (row[alarm.sample] == alarm.row and not late[alarm.sample])
+        for i in shifted:
+            assert self.keys[i].phase != Phase.BASELINE
+            self.keys[i].shift()
+        self._phases_follow_each_other_as_they_may()
+        event(f"keys that alarmed: {min(len(raised), 2)}, that began anew beside them: {len(shifted) > len(raised)}")
+
+    def _decided(self, due: Any) -> None:
+        valid = part(due.observation[due.draw], "valid_channels") > 0
+        chunks = part(due.observation[due.draw], "valid_chunks") > 0
+        drawn = []
+        for channels, of_chunks in zip(valid, chunks, strict=True):
+            # Few pairs, so that some are met again.
+            pair = self.rng.choice(np.flatnonzero(channels[:4].any(-1)))
+            drawn.append(
+                flat_action(
+                    pair,
+                    self.rng.choice(np.flatnonzero(channels[pair])[:2]),
+                    self.rng.choice(np.flatnonzero(of_chunks[pair])[:2]),
+                )
+            )
+        actions = due.actions(np.array(drawn, np.int64))
+        allowed = self.loop.allowed(due.row)
+        for i, (row, action) in enumerate(zip(due.row.tolist(), actions.tolist(), strict=True)):
+            pair, channels, chunk = action_parts(action)
+            assert action == OWN_ACTION or (allowed[i, pair, channels] and self.loop.keys.chunks[row, pair, chunk])
+            assert due.draw[i] or action == OWN_ACTION or self.keys[row].recorded[action], "only what was measured"
+            self.keys[row].decide(action)
+            assert due.takes[i] == self.keys[row].takes
+        self.loop.decide(due.row, actions)
+        self._phases_follow_each_other_as_they_may()
+
+    # -- what must hold --
+
+    def _phases_follow_each_other_as_they_may(self) -> None:
+        for key, phase in zip(self.keys, self.loop.phase.tolist(), strict=True):
+            assert phase == key.last_phase or (key.last_phase, phase) in EDGES
+            key.last_phase = Phase(phase)
+
+    @invariant()
+    def keys_are_where_they_should_be(self) -> None:
+        loop = self.loop
+        assert loop.keys.identity.tolist() == [key.identity for key in self.keys]
+        assert loop.wanted.tolist() == [key.wanted for key in self.keys]
+        assert loop.phase.tolist() == [key.phase for key in self.keys]
+        assert loop.decisions.tolist() == [key.decisions for key in self.keys]
+        assert loop.shifts.tolist() == [key.shifts for key in self.keys]
+        need = [0 if key.over else key.takes - key.pending for key in self.keys]
+        assert loop.need.tolist() == need
+        assert min(need, default=0) >= 0
+
+    @invariant()
+    def every_sample_is_accounted_for(self) -> None:
+        loop = self.loop
+        assert loop.measured.tolist() == [key.observed for key in self.keys]
+        assert loop.late == self.forgotten_late + sum(key.late for key in self.keys)
+        for row, key in enumerate(self.keys):
+            assert key.observed == key.used + key.late + key.pending + key.lost
+            (at,) = np.nonzero(loop.evidence.samples[row])
+            assert {int(a): loop.evidence.samples[row, a] for a in at} == {a: n for a, n in key.recorded.items() if n}
+
+    @invariant()
+    def numbers_are_numbers(self) -> None:
+        evidence = self.loop.evidence
+        measured = np.array([key.shifts > 0 or key.recorded[OWN_ACTION] > 0 for key in self.keys], np.bool_)
+        assert (np.isfinite(evidence.baseline) == measured).all()
+        assert np.isfinite(self.loop.due().observation).all()
+
+
+Interleavings.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, derandomize=True, phases=WITHOUT_SHRINKING
+)
+TestInterleavings = Interleavings.TestCase
