@@ -36,6 +36,10 @@ app.add_typer(workload_app, name="workload")
 cli_learning.register(app)
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
+Nccl = Annotated[
+    Path | None,
+    typer.Option("--nccl", help="Play the job on NCCL's own host code: a source tree of NCCL, or a tarball of one."),
+]
 Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
 
 
@@ -54,7 +58,14 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
 
     directory = out or Path("runs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     with console.status("starting") as status:
-        summary = run_online(experiment, directory, serial=serial, resume=resume, progress=_progress(status.update))
+        summary = run_online(
+            experiment,
+            directory,
+            serial=serial,
+            resume=resume,
+            progress=_progress(status.update),
+            say=lambda what: console.print(what, highlight=False),
+        )
         status.update("writing the report")
         report = write_report(directory)
     summary["report"] = str(report)
@@ -131,13 +142,17 @@ def demo(
     out: Out = None,
     serial: Serial = False,
     seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
+    nccl: Nccl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Learn on measured H200 times, survive a congestion event, and report."""
+    """Learn on measured H200 times, survive a congestion event, and report; or a whole job on NCCL's own code."""
     from dynamiccl_ray.experiment import load
 
-    with resources.as_file(resources.files("dynamiccl_ray") / "data" / "demo.yaml") as path:
-        experiment = load(path).model_copy(update={"seed": seed})
+    with resources.as_file(resources.files("dynamiccl_ray") / "data") as data:
+        experiment = load(data / ("demo.yaml" if nccl is None else "demo-nccl.yaml"))
+    experiment = experiment.model_copy(update={"seed": seed})
+    if nccl is not None:
+        experiment = experiment.on_nccl(nccl)
     _run(experiment, out, serial=serial, resume=None, as_json=as_json)
 
 
@@ -147,13 +162,16 @@ def online(
     out: Out = None,
     serial: Serial = False,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
+    nccl: Nccl = None,
     without: Without = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the loop beside a job, or on an emulated one."""
+    """Run the loop beside a job, or on a played one."""
     from dynamiccl_ray.experiment import load
 
     settings = load(experiment)
+    if nccl is not None:
+        settings = settings.on_nccl(nccl)
     settings = settings.model_copy(update={"reward": settings.reward.without(without or ())})
     _run(settings, out, serial=serial, resume=resume, as_json=as_json)
 

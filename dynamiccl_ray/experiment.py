@@ -13,8 +13,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
+from dynamiccl_ray.control.settings import Control
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
 from dynamiccl_ray.fabric.load import IDLE, Load
+from dynamiccl_ray.fabric.presets import find_cluster, preset_names
 from dynamiccl_ray.keys import key_name, key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
 from dynamiccl_ray.observation import InterLink, IntraLink, Library, Llm, Scheduler, TopologyClass, Workload
@@ -104,13 +107,18 @@ class Processes(Section):
 
 
 class PlayedJob(Section, ABC):
-    """What the fabrics share on which emulated ranks, which load the real plugin, play a job."""
+    """What the fabrics share on which processes that load the real plugin play a job, without a GPU."""
 
     nodes: Count = 8
+    events: tuple[PlayedEvent, ...] = ()
+
+
+class EmulatedJob(PlayedJob, ABC):
+    """On the emulated NCCL: one communicator, of which some ranks are played."""
+
     processes: Processes = Processes()
     rate_hz: NotNegative = 2000.0
     """Collectives per second and rank; 0 for as fast as possible."""
-    events: tuple[PlayedEvent, ...] = ()
 
     @property
     @abstractmethod
@@ -126,7 +134,7 @@ class PlayedJob(Section, ABC):
         return self
 
 
-class MeasuredFabric(PlayedJob):
+class MeasuredFabric(EmulatedJob):
     """Tables of real measurements."""
 
     kind: Literal["measured"]
@@ -170,18 +178,20 @@ def _beside(given: Any, info: ValidationInfo) -> Any:
 
 
 def _cluster(given: Any, info: ValidationInfo) -> Any:
-    """The cluster of a path, which is relative to the experiment; anything else is for Cluster to judge."""
+    """A preset, or the cluster of a path relative to the experiment; anything else is for Cluster to judge."""
     if not isinstance(given, str | Path):
         return given
+    if str(given) in preset_names():
+        return find_cluster(str(given))
     return load_cluster((info.context or {}).get(DIRECTORY, Path()) / given)
 
 
-class EmulatedFabric(PlayedJob):
+class EmulatedFabric(EmulatedJob):
     """A physical model of a cluster."""
 
     kind: Literal["emulated"]
     cluster: Annotated[Cluster, BeforeValidator(_cluster)]
-    """Path of a cluster YAML, relative to this file; or its settings, in place."""
+    """A preset's name, the path of a cluster YAML, relative to this file, or its settings, in place."""
     collectives: Annotated[tuple[Calls, ...], Field(min_length=1)]
     noise_sigma: NotNegative = 0.02
     """Standard deviation of the log of a collective's time."""
@@ -198,6 +208,70 @@ class EmulatedFabric(PlayedJob):
         if twice := [key_name(key) for key, count in keys.items() if count > 1]:
             raise ValueError(f"collectives: two sizes fall into the key {', '.join(twice)}; keys are an eighth octave")
         return self
+
+
+def _source(given: Any, info: ValidationInfo) -> Any:
+    """A path that is relative to the experiment, made absolute."""
+    if not isinstance(given, str | Path):
+        return given
+    path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; git clone https://github.com/NVIDIA/nccl, or give --nccl")
+    return path
+
+
+class TrainingGroup(Section):
+    """Communicators that divide the ranks of a job, and what they run. ``grouped`` collectives are called within one
+    ncclGroupStart and ncclGroupEnd, all of an entry together."""
+
+    name: Annotated[str, Field(min_length=1, max_length=48)]
+    of: Literal["world", "node", "rail"]
+    """All ranks; those of each node, such as a tensor-parallel group; or those at the same place on every node, such
+    as a data-parallel group."""
+    once: tuple[Calls, ...] = ()
+    """Before the first step."""
+    step: tuple[Calls, ...] = ()
+    grouped: tuple[Calls, ...] = ()
+
+
+class RealNcclFabric(PlayedJob):
+    """NCCL's own host code on GPUs that are played: a physical model of a cluster says how long kernels take."""
+
+    kind: Literal["real_nccl"]
+    nccl: Annotated[Path, BeforeValidator(_source)] | None = None
+    """A source tree or tarball of NCCL, relative to this file; it is built once, which takes minutes. --nccl wins."""
+    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    """As of an emulated fabric."""
+    nodes: Annotated[int, Field(ge=1, le=8)] = 2
+    ranks_per_node: Annotated[int, Field(ge=1, le=8)] = 4
+    """All of them run here, each a process; the nodes have as many GPUs, and their share of the network devices."""
+    steps_per_s: NotNegative = 0.0
+    """0 for as fast as possible."""
+    compute_us: NotNegative = 200.0
+    """Computation before each of a step's collectives."""
+    groups: Annotated[tuple[TrainingGroup, ...], Field(min_length=1)]
+    noise_sigma: NotNegative = 0.02
+    """Standard deviation of the log of a collective's time."""
+    events: tuple[LoadEvent, ...] = ()
+
+    @model_validator(mode="after")
+    def _playable(self) -> Self:
+        if not 2 <= self.nodes * self.ranks_per_node <= MOST_RANKS:
+            raise ValueError(
+                f"{self.nodes} nodes x {self.ranks_per_node} ranks: a job on real NCCL here has 2 to {MOST_RANKS}"
+            )
+        if self.ranks_per_node > self.cluster.gpus_per_node:
+            raise ValueError(f"ranks_per_node: {self.cluster.name} has {self.cluster.gpus_per_node} GPUs a node")
+        for group in self.groups:
+            if (group.of == "rail" and self.nodes == 1) or (group.of == "node" and self.ranks_per_node == 1):
+                raise ValueError(f"groups: {group.name}: a {group.of} has one rank here, and a communicator needs two")
+        for event in self.events:
+            if event.at_collective is not None:
+                raise ValueError("events: the communicators count their own collectives; give exploit_rounds")
+        return self
+
+
+MOST_RANKS: Final = 16
 
 
 class NcclFabric(Section):
@@ -240,45 +314,14 @@ class Actions(Section):
 
 
 class Epochs(Section):
-    """How often decisions are taken."""
+    """How often decisions are taken beside a job. How many collectives each takes is ``control``'s."""
 
-    collectives: Count = 140
-    """Collectives per communicator and decision epoch."""
-    timeout_s: Positive = 20.0
-    """An epoch ends after this long however few collectives there were."""
-    per_round: Annotated[int, Field(ge=2)] = 8
-    """Epochs between two updates of the policy; also the length of a training sequence."""
-    baseline_samples: Count = 8
-    """Collectives per key that measure NCCL's own choice before anything is tried."""
-
-
-class Learning(Section):
-    """When learning ends."""
-
-    max_rounds: Count = 150
-    min_rounds: Count = 10
-    settled_entropy: Positive = 0.10
-    """Mean entropy of the policy, nats per key, below which it is exploited."""
-    heat: NotNegative = 4.0
-    """After a trigger, logits are divided by 1 + heat ..."""
-    heat_decay: Annotated[float, Field(gt=0, lt=1)] = 0.8
-    """... and heat shrinks by this factor every round."""
-
-
-class Trigger(Section):
-    """When to learn again."""
-
-    arl0: Positive = 1_000_000.0
-    """Collectives of a key to one false alarm."""
-
-
-class Guardrail(Section):
-    """An action that is worse than NCCL's own choice with confidence is not tried again until the next trigger."""
-
-    margin: NotNegative = 0.02
-    """Log time over the baseline."""
-    samples: Count = 8
-    """Collectives before an action can be ruled out."""
+    most_s: Positive = 20.0
+    """An epoch ends after this long, whatever is still to be measured."""
+    watch_s: Positive = 1.0
+    """Length of an epoch in which no key is learning."""
+    per_round: Annotated[int, Field(ge=2)] = 32
+    """Epochs between two updates of the policy. An epoch in which no key is learning is a round of its own."""
 
 
 class OnlinePpo(Ppo):
@@ -298,6 +341,7 @@ class Ray(Section):
     """How the control plane is spread out."""
 
     ranks_per_actor: Count = 4
+    """Training processes that one actor serves, with all of their communicators."""
 
 
 class Stop(Section):
@@ -317,7 +361,7 @@ class Online(Section):
     """``observe`` measures only, ``shadow`` decides and records but applies nothing."""
     job: str = "default"
     """DYNAMICCL_JOB_ID of the training processes."""
-    fabric: Annotated[MeasuredFabric | EmulatedFabric | NcclFabric, Field(discriminator="kind")]
+    fabric: Annotated[MeasuredFabric | EmulatedFabric | RealNcclFabric | NcclFabric, Field(discriminator="kind")]
     workload: Workload = Workload()
     """What the job does around its collectives, as far as it is known."""
     scheduler: Scheduler = Scheduler()
@@ -326,11 +370,9 @@ class Online(Section):
     """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
     one that has seen nothing."""
     actions: Actions = Actions()
+    control: Control = Control()
     epochs: Epochs = Epochs()
-    learning: Learning = Learning()
     reward: Reward = Reward()
-    trigger: Trigger = Trigger()
-    guardrail: Guardrail = Guardrail()
     ppo: OnlinePpo = OnlinePpo()
     ray: Ray = Ray()
     stop: Stop = Stop()
@@ -339,8 +381,16 @@ class Online(Section):
     def _ends(self) -> Self:
         endless = self.stop.rounds is None and self.stop.exploit_rounds_after_last_event is None
         if isinstance(self.fabric, PlayedJob) and endless:
-            raise ValueError("stop: an emulated job runs for ever; give rounds or exploit_rounds_after_last_event")
+            raise ValueError("stop: a played job runs for ever; give rounds or exploit_rounds_after_last_event")
         return self
+
+    def on_nccl(self, source: Path) -> Self:
+        """With these sources of NCCL. Raises ConfigError where none are needed, or where they are not there."""
+        if not isinstance(self.fabric, RealNcclFabric):
+            raise ConfigError(f"--nccl is for experiments of the kind real_nccl; {self.name!r} is {self.fabric.kind}")
+        if not source.exists():
+            raise ConfigError(f"--nccl {source} does not exist; git clone https://github.com/NVIDIA/nccl")
+        return self.model_copy(update={"fabric": self.fabric.model_copy(update={"nccl": source.absolute()})})
 
 
 def load(path: Path) -> Online:

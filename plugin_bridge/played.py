@@ -1,31 +1,58 @@
-"""An emulated job that plays a measured or a modelled fabric: its processes, its collectives, what they cost, what
-shifts.
+"""A job on the emulated NCCL that plays a measured or a modelled fabric: its processes, its collectives, what they
+cost, what shifts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.experiment import EmulatedFabric, Event, MeasuredFabric, PlayedJob
+from dynamiccl_ray.actions import Action
+from dynamiccl_ray.experiment import EmulatedFabric, EmulatedJob, Event, MeasuredFabric
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, P5EN_SMS, p5en_belief
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.load import IDLE
-from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
+from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.keys import key_of
-from dynamiccl_ray.knobs import CHANNEL_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
-from plugin_bridge.emulation import HostKey, HostProgram
+from dynamiccl_ray.knobs import CHANNEL_VALUES, Collective
+from plugin_bridge import native_dir, plugin_path
+from plugin_bridge.constants import Constants, write_constants
+from plugin_bridge.nccl_job import LOG, NcclJob
+from plugin_bridge.program import Comm, Program
+from plugin_bridge.times import Times
+
+# The release of NCCL that the emulated one calls itself.
+_VERSION: Final = "2.30.7"
+# Standard deviation of a rank's own share of the log of a time.
+_RANK_JITTER: Final = 0.002
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prices:
+    """Times of one key in one phase without noise, in us."""
+
+    nbytes: int
+    default_us: float
+    """Of NCCL's own choice."""
+    oracle_us: float
+    """Of the best that could have been chosen."""
+    oracle_action: Action
+    vendor_us: float | None
+    """Of the vendor's tuner, where it was measured."""
+    settled_us: Callable[[Action], float | None]
+    """Of the action that was in force at the end of the phase; None where the key was not called in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedFabric:
-    """A fabric laid out for the emulated host. P phases, K keys."""
+    """A fabric laid out for the emulated NCCL, one collective of each key a step. P phases, K keys."""
 
     nbytes: npt.NDArray[np.int64]
     """(K,) sizes, as NCCL counts them."""
@@ -41,14 +68,77 @@ class PlayedFabric:
     gpus_per_node: int
     sms: int
     """Streaming multiprocessors of a GPU."""
-    program: HostProgram
-    ranks: tuple[int, ...]
-    """Communicator ranks that have a process."""
+    program: Program
+    comm: Comm
+    constants: Constants
+    times: Times
+
+    counts_calls = True
+    """Events come at a call of the only communicator."""
+
+    @property
+    def processes(self) -> frozenset[int]:
+        """Communicator ranks that have a process."""
+        return frozenset(self.comm.places)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The same, in order."""
+        return self.comm.places
+
+    def job(self, job_id: str, directory: Path) -> NcclJob:
+        """Its processes; ``job_id`` is what the plugin is told."""
+        directory.mkdir(parents=True, exist_ok=True)
+        write_constants(directory / "constants.bin", {self.comm.number: self.constants})
+        return NcclJob(
+            self.program,
+            library=native_dir() / "libnccl-emulated.so",
+            directory=directory,
+            times=self.times,
+            env={
+                "EMULATED_NCCL": str(directory / "constants.bin"),
+                "EMULATED_NCCL_VERSION": _VERSION,
+                "GPU_DEVICES": str(self.gpus_per_node),
+                **plugin_env(job_id),
+            },
+        )
 
     @property
     def valid(self) -> dict[int, npt.NDArray[np.bool_]]:
         """Key -> (N_PAIRS, N_CHANNELS): what has data in every phase."""
         return dict(zip(self.keys.tolist(), np.asarray(np.isfinite(self.time_us).all(0)), strict=True))
+
+    def call_of(self, step: int) -> int:
+        """The first call of a step; they count from 1."""
+        return step * len(self.keys) + 1
+
+    def step_of(self, collective: int) -> int:
+        """The first step that begins with a collective, counted from 0, or after it."""
+        return -(-collective // len(self.keys))
+
+    def priced(self, _log: LOG, _actions: object = None, _offered: object = None) -> Self:
+        """What is known of every collective's time: all of it, from the start."""
+        return self
+
+    def name(self, _: int) -> str:
+        return self.comm.name
+
+    def of(self, _: int, key: int, phase: int) -> Prices | None:
+        """Of one key."""
+        at = np.flatnonzero(self.keys == key)
+        if not len(at):
+            return None
+        time_us = self.time_us[phase, at[0]]
+        pair, channels = np.unravel_index(np.nanargmin(time_us), time_us.shape)
+        vendor = float(self.vendor_us[at[0]])
+        return Prices(
+            nbytes=int(self.nbytes[at[0]]),
+            default_us=float(time_us[0, 0]),
+            oracle_us=float(np.nanmin(time_us)),
+            oracle_action=Action(pair=int(pair), channels=int(channels)),
+            vendor_us=vendor if phase == 0 and np.isfinite(vendor) else None,
+            settled_us=lambda action: float(time_us[action.pair, action.channels]),
+        )
 
     def oracle_us(self, phase: int) -> npt.NDArray[np.float64]:
         """(K,) time of the best action, NCCL's own choice included."""
@@ -60,7 +150,7 @@ class PlayedFabric:
         local = sorted({rank % self.gpus_per_node for rank in self.ranks})
         return (
             f"{len(self.ranks)} processes stand for ranks {local[0]}-{local[-1]} of nodes {nodes[0]}-{nodes[-1]} "
-            f"among {self.program.n_ranks} ranks on {self.program.n_nodes} nodes"
+            f"among {self.comm.size} ranks on {len(set(self.comm.nodes))} nodes"
         )
 
 
@@ -82,7 +172,7 @@ class _Layout:
     sms: int
 
 
-def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALUES) -> PlayedFabric:
+def play(fabric: EmulatedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALUES) -> PlayedFabric:
     """Lays out a measured or an emulated fabric; only ``channels`` may be asked for.
 
     Raises ConfigError for missing or unusable measurements, TypeError for a fabric of another kind.
@@ -97,21 +187,26 @@ def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALU
     time_us = np.where(asked, layout.time_us, np.nan)
     nbytes, local = layout.nbytes, fabric.gpus_per_node
     order = np.random.default_rng(seed).permutation(len(nbytes))
-    program = HostProgram(
-        comm_id=0xD1CC1 + fabric.nodes,
-        comm_name="world",
-        n_ranks=fabric.nodes * local,
-        n_nodes=fabric.nodes,
-        max_channels=layout.belief.communicator.channels or 16,
-        keys=_host_keys(layout, np.asarray(np.isfinite(time_us).all(0))),
-        order=order.astype(np.uint32),
-        time_us=time_us,
-        sigma=np.nan_to_num(layout.sigma),
-        rate_hz=fabric.rate_hz,
-        window=64,
-        noise_seed=seed,
-        rank_jitter=0.002,
+    program = Program(
+        nodes=fabric.processes.nodes,
+        ranks_per_node=fabric.processes.ranks_per_node,
+        rate_hz=fabric.rate_hz / len(nbytes),
     )
+    comm = program.comm(
+        "world",
+        places=[n * local + r for n in range(fabric.processes.nodes) for r in range(fabric.processes.ranks_per_node)],
+        size=fabric.nodes * local,
+        nodes=[rank // local for rank in range(fabric.nodes * local)],
+    )
+    for rank in program.ranks:
+        rank.setup.init(comm)
+        for i in order:
+            rank.step.collective(comm, Collective(int(layout.collective[i])), int(nbytes[i]))
+        rank.step.sync()
+        rank.end.destroy(comm)
+    times = Times(n_phases=len(time_us), noise_seed=seed, rank_jitter=_RANK_JITTER)
+    for i in range(len(nbytes)):
+        times.asked(comm.number, int(layout.collective[i]), int(nbytes[i]), time_us[:, i], layout.sigma[:, i])
     return PlayedFabric(
         nbytes=nbytes,
         keys=np.array([key_of(c, b, False) for c, b in zip(layout.collective.tolist(), nbytes.tolist(), strict=True)]),
@@ -122,12 +217,16 @@ def play(fabric: PlayedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALU
         gpus_per_node=local,
         sms=layout.sms,
         program=program,
-        ranks=tuple(
-            node * local + rank
-            for node in range(fabric.processes.nodes)
-            for rank in range(fabric.processes.ranks_per_node)
-        ),
+        comm=comm,
+        constants=Constants.of(comm, layout.belief),
+        times=times,
     )
+
+
+def plugin_env(job_id: str) -> dict[str, str]:
+    """What makes NCCL load the plugin, for the job of this name."""
+    plugin = str(plugin_path())
+    return {"NCCL_TUNER_PLUGIN": plugin, "NCCL_PROFILER_PLUGIN": plugin, "DYNAMICCL_JOB_ID": job_id}
 
 
 def _emulated(fabric: EmulatedFabric) -> _Layout:
@@ -188,24 +287,3 @@ def _phase(measurements: Any, base: measured.Surface, event: Event) -> measured.
         name=event.name,
         surface=measured.scaled(base, event.link_bandwidth, event.latency),
     )
-
-
-def _host_keys(layout: _Layout, valid: npt.NDArray[np.bool_]) -> Sequence[HostKey]:
-    """What NCCL would do with each key; pairs without a time look unavailable, so nothing can ask for them."""
-    pairs = np.arange(N_ALGORITHMS * N_PROTOCOLS)
-    cost = layout.belief.cost_table_us(layout.collective, layout.nbytes, 1)
-    sizes = layout.nbytes[:, None]
-    channels, warps = layout.belief.channels_and_warps(sizes, pairs // N_PROTOCOLS, pairs % N_PROTOCOLS)
-    shape = (len(layout.nbytes), N_ALGORITHMS, N_PROTOCOLS)
-    cost = np.where(valid[:, OWN_PAIR + 1 :].any(-1).reshape(shape), cost, np.float32(-1))
-    return [
-        HostKey(
-            collective=Collective(int(layout.collective[i])),
-            n_bytes=int(layout.nbytes[i]),
-            cost_us=cost[i],
-            own_channels=np.maximum(1, channels.reshape(shape)[i]).astype(np.uint8),
-            own_warps=np.maximum(1, warps.reshape(shape)[i]).astype(np.uint8),
-            own_chunk_bytes=np.broadcast_to(OWN_CHUNK_BYTES.astype(np.uint32), shape[1:]).copy(),
-        )
-        for i in range(len(layout.nbytes))
-    ]

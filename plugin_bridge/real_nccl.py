@@ -41,6 +41,8 @@ class RealNccl:
     """One build."""
 
     version: str
+    source: Path
+    """What was built."""
     directory: Path
 
     @property
@@ -62,6 +64,8 @@ class RealNccl:
             "NCCL_TOPO_FILE": str(topology),
             "NCCL_SOCKET_IFNAME": "lo",
             "NCCL_RAS_ENABLE": "0",
+            # By their names the host of jobs finds proxy threads that have more to do.
+            "NCCL_SET_THREAD_NAME": "1",
             "GPU_DEVICES": str(cluster.gpus_per_node),
             "GPU_COMPUTE_CAPABILITY": str(cluster.belief.compute_capability),
         }
@@ -165,7 +169,7 @@ def build_nccl(
             say(f"building the host code of NCCL {version} without a GPU, once: about two minutes on two cores")
             _make(tree, out, headers, cuda_version, sanitize, jobs or os.cpu_count() or 1)
             stamp.write_text(ours)
-    return RealNccl(version=version, directory=out)
+    return RealNccl(version=version, source=source, directory=out)
 
 
 @functools.cache

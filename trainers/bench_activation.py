@@ -16,11 +16,10 @@ from actors.messages import Member
 from actors.rank_runner import RankRunner
 from actors.remote import remote_coordination, start_coordinator
 from dynamiccl_ray.agreement import Answer
-from dynamiccl_ray.experiment import Online, PlayedJob
+from dynamiccl_ray.experiment import EmulatedJob, Online
 from dynamiccl_ray.table import DecisionTable
-from plugin_bridge import plugin_path
 from plugin_bridge.bench import hardware
-from plugin_bridge.emulation import FREE_RUNNING, EmulatedJob
+from plugin_bridge.nccl_job import FREE_RUNNING
 from plugin_bridge.played import play
 from trainers.cluster import start_ray
 from trainers.learning import ppo_config
@@ -66,14 +65,14 @@ def _experiment() -> Online:
             "fabric": {"kind": "measured", "rate_hz": 4000},
             "stop": {"rounds": 1_000_000},
             # Stay in the learning phase: its decisions differ from epoch to epoch, so every switch is a real one.
-            "learning": {"min_rounds": 100_000, "max_rounds": 100_000},
+            "control": {"learning": {"draws": 1_000_000}},
         }
     )
 
 
 def _emulated(repeats: int) -> list[float]:
     experiment = _experiment()
-    assert isinstance(experiment.fabric, PlayedJob)
+    assert isinstance(experiment.fabric, EmulatedJob)
     fabric = play(experiment.fabric, seed=0)
     run = f"bench-activation-{time.time_ns()}"
     plan = Plan(
@@ -83,33 +82,29 @@ def _emulated(repeats: int) -> list[float]:
         played=frozenset(fabric.ranks),
         valid=fabric.valid,
     )
-    with tempfile.TemporaryDirectory() as directory:
-        job = EmulatedJob(
-            fabric.program, ranks=fabric.ranks, job_id=_JOB, plugin=plugin_path(), directory=Path(directory)
-        )
-        with job:
-            job.start()
-            coordinator = start_coordinator(plan)
-            config = ppo_config(experiment, coordination=remote_coordination(run), runners=2)
-            actor = ray.remote(num_cpus=0)(RankRunner)
-            runners = [actor.remote(config=config, worker_index=i + 1, num_workers=2) for i in range(2)]
-            module = config.rl_module_spec.build()
-            state = {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: module.get_state()}}
-            ray.get([r.set_state.remote(state) for r in runners])
-            for _ in range(_WARM_UP_ROUNDS):
-                ray.get([r.sample.remote() for r in runners])
-            times = []
-            for i in range(repeats + 5):
-                begin = time.monotonic()
-                handed_out = ray.put(state)
-                at = max(ray.get([r.activate.remote(handed_out) for r in runners]))
-                if i >= 5:
-                    times.append((at - begin) * 1e3)
-            job.set_credit(FREE_RUNNING)
-            job.stop()
-            for runner in runners:
-                ray.kill(runner)
-            ray.kill(coordinator)
+    with tempfile.TemporaryDirectory() as directory, fabric.job(_JOB, Path(directory)) as job:
+        job.start()
+        coordinator = start_coordinator(plan)
+        config = ppo_config(experiment, coordination=remote_coordination(run), runners=2)
+        actor = ray.remote(num_cpus=0)(RankRunner)
+        runners = [actor.remote(config=config, worker_index=i + 1, num_workers=2) for i in range(2)]
+        module = config.rl_module_spec.build()
+        state = {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: module.get_state()}}
+        ray.get([r.set_state.remote(state) for r in runners])
+        for _ in range(_WARM_UP_ROUNDS):
+            ray.get([r.sample.remote() for r in runners])
+        times = []
+        for i in range(repeats + 5):
+            begin = time.monotonic()
+            handed_out = ray.put(state)
+            at = max(ray.get([r.activate.remote(handed_out) for r in runners]))
+            if i >= 5:
+                times.append((at - begin) * 1e3)
+        job.set_credit(FREE_RUNNING)
+        job.stop()
+        for runner in runners:
+            ray.kill(runner)
+        ray.kill(coordinator)
     return times
 
 
@@ -120,16 +115,14 @@ def _simulated(attempt: int) -> float:
     coordinator = start_coordinator(plan)
     table = DecisionTable.of(1, {}, max_channels=16)
     members = [
-        Member(
-            comm=1, rank=r, ranks=_SIMULATED, nodes=125, tuner_abi=6, profiler_abi=6, user_env=False, dseq=0, version=0
-        )
+        Member(comm=1, rank=r, ranks=_SIMULATED, nodes=125, tuner_abi=6, profiler_abi=6, user_env=False, version=0)
         for r in range(_SIMULATED)
     ]
     shares = [members[i : i + _SIMULATED_PER_RUNNER] for i in range(0, _SIMULATED, _SIMULATED_PER_RUNNER)]
     contexts = ray.get([coordinator.join.remote(f"runner{i}", share) for i, share in enumerate(shares)])
     del contexts
     closed = ray.get([coordinator.report.remote(f"runner{i}", 0, [], None) for i in range(len(shares))])
-    version = closed[-1].comms[0].version
+    version = closed[-1].version
     begin = time.monotonic()
     decisions = ray.get(
         [

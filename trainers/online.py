@@ -12,17 +12,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actors.coordinator import Plan
-from dynamiccl_ray.errors import ConfigError, RunError
-from dynamiccl_ray.experiment import NcclFabric, Online, PlayedJob
-from plugin_bridge import plugin_path
-from plugin_bridge.channel import remove_stale, segments
-from plugin_bridge.emulation import FREE_RUNNING, PEER_DIED_CODE, EmulatedJob, HostError, agreement_violations
-from plugin_bridge.played import PlayedFabric, play
-from trainers.backends import Backend, RayBackend, SerialBackend
-from trainers.recorder import Recorder
-from trainers.summary import summarise
+import numpy as np
 
+from actors.coordinator import Coordinator, Plan
+from actors.status import Epoch, Status
+from dynamiccl_ray.agreement import MemoryStore
+from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.experiment import EmulatedJob, NcclFabric, Online, PlayedJob, RealNcclFabric
+from plugin_bridge import plugin_path
+from plugin_bridge.channel import remove_stale, segment_pid, segments
+from plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
+from plugin_bridge.played import PlayedFabric, play
+from plugin_bridge.real_job import RealJob, real_job
+from trainers.backends import Backend, Checkpoint, RayBackend, SerialBackend
+from trainers.recorder import Recorder
+from trainers.summary import came_after, summarise
+
+Played = PlayedFabric | RealJob
 Progress = Callable[[dict[str, Any]], None]
 
 CHECKPOINT_ROUNDS = 20
@@ -47,6 +53,7 @@ def run_online(
     serial: bool = False,
     resume: Path | None = None,
     progress: Progress = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Runs an experiment to its end and returns its summary, which is also written to ``directory``.
 
@@ -56,9 +63,7 @@ def run_online(
     and RunError if the run cannot go on.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    fabric = None
-    if isinstance(experiment.fabric, PlayedJob):
-        fabric = play(experiment.fabric, seed=experiment.seed, channels=experiment.actions.channels)
+    fabric = _played(experiment, say)
     run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = _plan(experiment, run, fabric)
     checkpoint = read_checkpoint(resume) if resume is not None else None
@@ -70,18 +75,26 @@ def run_online(
         recorder = stack.enter_context(Recorder(directory, run, experiment.seed))
         backend: Backend
         if serial:
-            backend = SerialBackend(plan, advance=job.add_credit if job is not None else None, resume=checkpoint)
+            backend = SerialBackend(
+                plan,
+                advance=_stepper(job) if job is not None else None,
+                resume=checkpoint,
+            )
         else:
-            ranks = len(fabric.ranks) if fabric is not None else len(list(segments(experiment.job)))
+            ranks = (
+                len(fabric.ranks)
+                if fabric is not None
+                else len({segment_pid(path) for path in segments(experiment.job)})
+            )
             backend = RayBackend(plan, ranks=ranks, resume=checkpoint)
         stack.callback(backend.close)
         events = _Events()
-        if job is not None:
-            _event(experiment, job, {}, events)
+        status = Status()
+        if job is not None and fabric is not None:
+            _event(experiment, job, fabric, status, events)
             if not serial:
                 job.set_credit(FREE_RUNNING)
-        status: dict[str, Any] = {}
-        observed: deque[dict[str, Any]] = deque(maxlen=SUMMARY_EPOCHS)
+        observed: deque[Epoch] = deque(maxlen=SUMMARY_EPOCHS)
         # An interrupted run is one that was ended early: what it found out is kept.
         with contextlib.suppress(KeyboardInterrupt):
             while not _over(experiment, status, events):
@@ -89,28 +102,45 @@ def run_online(
                 for epoch in backend.observed():
                     recorder.add(epoch)
                     observed.append(epoch)
-                if job is not None:
-                    _check(job)
+                events.exploited = events.exploited + 1 if status.phase == "exploit" else 0
+                if job is not None and fabric is not None:
+                    with _failures():
+                        job.check()
                     _check_claimed(status)
-                    _event(experiment, job, status, events)
-                if status["round"] % CHECKPOINT_ROUNDS == 0:
+                    _event(experiment, job, fabric, status, events)
+                if status.round % CHECKPOINT_ROUNDS == 0:
                     _write_checkpoint(directory, backend)
-                progress({**status, "events": events.done, "seconds": time.monotonic() - started})
-        _write_checkpoint(directory, backend)
-        violations = _finish(job, fabric)
-    summary = summarise(run, experiment, fabric, list(observed), status, events.done, violations)
+                progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
+        left = _write_checkpoint(directory, backend)
+        log = _finish(job)
+    prices = None
+    if fabric is not None and log is not None:
+        prices = fabric.priced(log, experiment.actions, _offered(plan, left))
+    violations = None if log is None else agreement_violations(log)
+    summary = summarise(run, experiment, prices, list(observed), status, events.done, violations)
+    if fabric is not None:
+        summary["stands_for"] = fabric.sample()
     summary["seconds"] = time.monotonic() - started
     (directory / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
     return summary
 
 
-def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
+def _played(experiment: Online, say: Callable[[str], None]) -> Played | None:
+    fabric = experiment.fabric
+    if isinstance(fabric, RealNcclFabric):
+        return real_job(fabric, seed=experiment.seed, say=say)
+    if isinstance(fabric, EmulatedJob):
+        return play(fabric, seed=experiment.seed, channels=experiment.actions.channels)
+    return None
+
+
+def _plan(experiment: Online, run: str, fabric: Played | None) -> Plan:
     if fabric is not None:
         return Plan(
             run=run,
             experiment=experiment,
             topology=fabric.topology,
-            played=frozenset(fabric.ranks),
+            played=fabric.processes,
             sms=fabric.sms,
             valid=fabric.valid,
         )
@@ -128,98 +158,116 @@ def _plan(experiment: Online, run: str, fabric: PlayedFabric | None) -> Plan:
 
 
 @contextlib.contextmanager
-def _job(experiment: Online, fabric: PlayedFabric, directory: Path) -> Iterator[EmulatedJob]:
+def _job(experiment: Online, fabric: Played, directory: Path) -> Iterator[NcclJob]:
     if not plugin_path().exists():
         raise RunError(f"the plugin is not built: {plugin_path()} is missing; run `make native`")
-    job = EmulatedJob(
-        fabric.program,
-        ranks=fabric.ranks,
-        job_id=experiment.job,
-        plugin=plugin_path(),
-        directory=directory / "job",
-        seed=experiment.seed,
-    )
-    with job:
+    with fabric.job(experiment.job, directory / "job") as job:
         # Nothing runs before somebody measures it; without lockstep the run frees the job once it is set up.
         job.set_credit(0)
         job.start()
-        deadline = time.monotonic() + 20
-        while set(job.states()) - {"running", "waiting"}:
-            _check(job)
-            if time.monotonic() > deadline:
-                raise RunError(f"the emulated ranks did not start within 20 s: {job.states()}")
-            time.sleep(0.01)
+        with _failures():
+            job.await_ranks()
         if not list(segments(experiment.job)):
             raise RunError(f"no rank made a channel: {job.stderr(0).strip() or 'the plugin said nothing'}")
         yield job
 
 
-def _check(job: EmulatedJob) -> None:
-    codes = job.returncodes()
-    # Ranks that ended because a peer did are not the cause.
-    for index in sorted(range(len(codes)), key=lambda i: codes[i] == PEER_DIED_CODE):
-        if codes[index]:
-            raise RunError(f"rank process {index} ended with {codes[index]}: {job.stderr(index).strip()}")
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """What goes wrong in the job ends the run in words."""
+    try:
+        yield
+    except HostError as e:
+        raise RunError(str(e)) from None
 
 
-def _event(experiment: Online, job: EmulatedJob, status: dict[str, Any], events: _Events) -> None:
+def _stepper(job: NcclJob) -> Callable[[], None]:
+    """Lets every rank take one more step, and returns when all stand still behind it."""
+
+    def step() -> None:
+        credit = job.add_credit(1)
+        while job.progress().min() < credit or set(job.states()) - {"waiting", "finished"}:
+            with _failures():
+                job.check()
+            time.sleep(0.0002)
+
+    return step
+
+
+def _event(experiment: Online, job: NcclJob, fabric: Played, status: Status, events: _Events) -> None:
     """Schedules the events of the fabric whose time is known by now; ``status`` is empty before the first round."""
     assert isinstance(experiment.fabric, PlayedJob)
-    events.exploited = events.exploited + 1 if status.get("phase") == "exploit" else 0
     for event in experiment.fabric.events[len(events.done) :]:
         if event.exploit_rounds is not None and events.exploited < event.exploit_rounds:
             return
         phase = len(events.done) + 1
         try:
-            # The host counts collectives from 0, decisions count from 1.
-            at = job.schedule_phase(phase, at=event.at_collective) + 1
+            # The fabric changes between steps, and decisions count from 1.
+            step = None if event.at_collective is None else fabric.step_of(event.at_collective)
+            at = fabric.call_of(job.schedule_phase(phase, at=step))
         except ValueError as e:
             raise ConfigError(f"fabric.events: {event.name}: {e}") from None
-        round_, epoch = status.get("round", 0), status.get("epoch", 0)
-        events.done.append({"phase": phase, "at": at, "round": round_, "epoch": epoch, "name": event.name})
+        round_, epoch = status.round, status.epoch
+        by_call = fabric.counts_calls
+        events.done.append(
+            {"phase": phase, "at": at, "by_call": by_call, "round": round_, "epoch": epoch, "name": event.name}
+        )
         events.exploited = 0
 
 
-def _over(experiment: Online, status: dict[str, Any], events: _Events) -> bool:
-    if not status:
+def _over(experiment: Online, status: Status, events: _Events) -> bool:
+    if status.round == 0:
         return False
     stop = experiment.stop
-    if stop.rounds is not None and status["round"] >= stop.rounds:
+    if stop.rounds is not None and status.round >= stop.rounds:
         return True
-    if not isinstance(experiment.fabric, PlayedJob):
-        # The job has come and gone.
-        return bool(status["collectives"] > 0 and status["ranks"] == 0)
-    if stop.exploit_rounds_after_last_event is None or len(events.done) < len(experiment.fabric.events):
+    if not isinstance(experiment.fabric, PlayedJob) and status.collectives > 0 and status.ranks == 0:
+        return True  # the job has come and gone
+    to_come = experiment.fabric.events[len(events.done) :] if isinstance(experiment.fabric, PlayedJob) else ()
+    if stop.exploit_rounds_after_last_event is None or to_come:
         return False
-    adapted = not events.done or any(alarm["dseq"] >= events.done[-1]["at"] for alarm in status["alarms"])
+    adapted = not events.done or any(came_after(alarm, events.done[-1]) for alarm in status.alarms)
     return adapted and events.exploited >= stop.exploit_rounds_after_last_event
 
 
-def _finish(job: EmulatedJob | None, fabric: PlayedFabric | None) -> int | None:
-    """Ends the emulated job and compares what every rank really used, call by call."""
-    if job is None or fabric is None:
+def _finish(job: NcclJob | None) -> LOG | None:
+    """Ends the played job in good order; what every rank really used, call by call."""
+    if job is None:
         return None
-    try:
+    with _failures():
         job.stop()
-    except HostError as e:
-        raise RunError(str(e)) from None
-    return agreement_violations([job.used(i) for i in range(len(fabric.ranks))])
+    return job.logs()
 
 
-def _check_claimed(status: dict[str, Any]) -> None:
+def _check_claimed(status: Status) -> None:
     """The ranks of a played job are there before the first round; runners that cannot serve them never will."""
-    if status["ranks"] == 0 and status["round"] >= CLAIM_ROUNDS:
+    if status.ranks == 0 and status.round >= CLAIM_ROUNDS:
         raise RunError(
             "no runner has claimed a rank; are the same version of the package and its plugin installed on the "
             "cluster's nodes? See `dynamiccl doctor` there"
         )
 
 
-def _write_checkpoint(directory: Path, backend: Backend) -> None:
+def _offered(plan: Plan, left: Checkpoint) -> dict[tuple[int, int], list[int]]:
+    """(Communicator, key) -> pairs that NCCL offers and takes, by the coordinator's state at the end."""
+    store = MemoryStore()
+    store.put(f"{plan.run}/state", left["coordinator"])
+    coordinator = Coordinator(plan, store)
+    offers = np.asarray(~coordinator.loop.forbidden.all(-1))
+    return {
+        (comm_id, int(key)): np.flatnonzero(offers[row]).tolist()
+        for comm_id, comm in coordinator.comms.items()
+        for key, row in zip(comm.keys, comm.rows, strict=True)
+    }
+
+
+def _write_checkpoint(directory: Path, backend: Backend) -> Checkpoint:
     """Whole or not at all: a run may be killed at any time."""
+    checkpoint = backend.checkpoint()
     unfinished = directory / "checkpoint.tmp"
-    unfinished.write_bytes(pickle.dumps(backend.checkpoint()))
+    unfinished.write_bytes(pickle.dumps(checkpoint))
     unfinished.replace(directory / "checkpoint.pkl")
+    return checkpoint
 
 
 def read_checkpoint(directory: Path) -> dict[str, Any]:

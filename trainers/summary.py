@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.actions import Action
+from actors.status import Alarm, Epoch, Status
+from dynamiccl_ray.actions import OWN_ACTION, Action, action_of
+from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.experiment import Online
 from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.reward import means
 from plugin_bridge.played import PlayedFabric
+from plugin_bridge.real_job import RealPrices
 
+Priced = PlayedFabric | RealPrices
 Doubles = npt.NDArray[np.float64]
 
 
 def summarise(
     run: str,
     experiment: Online,
-    fabric: PlayedFabric | None,
-    observed: list[dict[str, Any]],
-    status: dict[str, Any],
+    prices: Priced | None,
+    observed: list[Epoch],
+    status: Status,
     events: list[dict[str, Any]],
     violations: int | None,
 ) -> dict[str, Any]:
-    """The summary of a run. Times in us; ``learned_us`` is the geometric mean of what was measured while the policy
-    was exploited, everything else of an emulated fabric is noise-free.
+    """The summary of a run. Times in us; ``learned_us`` is the geometric mean of what was measured while the key was
+    exploited, everything else of an emulated fabric is noise-free.
 
     ``keys`` and the ratios are about the fabric before the first event; ``after`` has the same for each event.
     """
@@ -35,41 +42,63 @@ def summarise(
         "name": experiment.name,
         "seed": experiment.seed,
         "mode": experiment.mode,
-        "epochs": status["epoch"],
-        "rounds": status["round"],
-        "collectives": status["collectives"],
-        "switches": status["switches"],
-        "digest_mismatches": status["digest_mismatches"],
+        "epochs": status.epoch,
+        "rounds": status.round,
+        "collectives": status.collectives,
+        "switches": status.switches,
+        "digest_mismatches": status.digest_mismatches,
         "agreement_violations": violations,
-        "dropped_records": status["dropped"],
-        "unused_records": status["unused"],
-        "alarms": status["alarms"],
-        "off": status["off"],
+        "dropped_records": status.dropped,
+        "unused_records": status.unused,
+        "alarms": [asdict(alarm) for alarm in status.alarms],
+        "off": status.off,
+        "unmeasured": status.unmeasured,
         "events": events,
-        "history": status["history"],
+        "history": [asdict(round_) for round_ in status.history],
         "reward": _reward(experiment, observed),
         "detection_delay": None,
         "detection_delay_key_samples": None,
         "after": [],
     }
-    edges = [0, *(event["at"] for event in events), 2**62]
-    regimes = [_regime(fabric, observed, phase, edges[phase], edges[phase + 1]) for phase in range(len(edges) - 1)]
+    edges: list[dict[str, Any] | None] = [None, *events, None]
+    regimes = []
+    for phase, (first, last) in enumerate(pairwise(edges)):
+        within = [_within(epoch, first, last) for epoch in observed]
+        regimes.append(_regime(prices, within, phase))
     summary |= regimes[0]
     summary["after"] = [{"event": e["name"], **r} for e, r in zip(events, regimes[1:], strict=True)]
     if events:
-        summary |= _detection(events[0], status["alarms"], observed)
-    if fabric is not None:
-        summary["stands_for"] = fabric.sample()
+        summary |= _detection(events[0], status.alarms, observed)
     return summary
 
 
-def _reward(experiment: Online, observed: list[dict[str, Any]]) -> dict[str, Any]:
+def came_after(alarm: Alarm, event: dict[str, Any]) -> bool:
+    """Whether an alarm belongs to the time since an event."""
+    return bool(alarm.dseq >= event["at"] if event["by_call"] else alarm.epoch >= event["epoch"])
+
+
+def _within(epoch: Epoch, first: dict[str, Any] | None, last: dict[str, Any] | None) -> Epoch:
+    """What an epoch has from one event on and up to another. Where events have no call that all communicators agree
+    on, the epoch in which one comes is left out.
+    """
+    keep = np.ones(len(epoch.samples), np.bool_)
+    for event, after in ((first, True), (last, False)):
+        if event is None:
+            continue
+        if event["by_call"]:
+            keep &= (epoch.samples["dseq"] >= event["at"]) == after
+        else:
+            keep &= epoch.number > event["epoch"] if after else epoch.number < event["epoch"]
+    return replace(epoch, samples=epoch.samples[keep])
+
+
+def _reward(experiment: Online, observed: list[Epoch]) -> dict[str, Any]:
     """Weights, terms that were off, and by phase the mean of every term over the epochs that had it."""
     weights = experiment.reward
     phases: dict[str, dict[str, list[float]]] = {}
     for epoch in observed:
-        for name, value in means(epoch["terms"]).items():
-            phases.setdefault(epoch["phase"], {}).setdefault(name, []).append(value)
+        for name, value in means(epoch.terms).items():
+            phases.setdefault(epoch.phase.name.lower(), {}).setdefault(name, []).append(value)
     return {
         "weights": weights.model_dump(),
         "off": weights.off,
@@ -77,26 +106,20 @@ def _reward(experiment: Online, observed: list[dict[str, Any]]) -> dict[str, Any
     }
 
 
-def _regime(
-    fabric: PlayedFabric | None, observed: list[dict[str, Any]], phase: int, start: int, end: int
-) -> dict[str, Any]:
+def _regime(prices: Priced | None, observed: list[Epoch], phase: int) -> dict[str, Any]:
     """One stretch of the run between two events."""
-    exploited = _exploited(observed, start, end)
     rows = []
-    for key, (times, action, baseline) in sorted(exploited.items()):
-        row: dict[str, Any] = {"key": key_name(key), "default_us": baseline, "oracle_us": None, "vendor_us": None}
+    for (comm, key), (times, action, baseline) in sorted(_exploited(observed).items()):
+        row: dict[str, Any] = {"comm": f"{comm:x}", "key": key_name(key), "default_us": baseline}
+        row |= {"oracle_us": None, "vendor_us": None, "action": action.name}
         row["learned_us"] = float(np.exp(np.mean(np.log(times)))) if len(times) else None
-        row["action"] = action.name
-        if fabric is not None:
-            at = int(np.flatnonzero(fabric.keys == key)[0])
-            time_us = fabric.time_us[phase, at]
-            row["bytes"] = int(fabric.nbytes[at])
-            row["default_us"] = float(time_us[0, 0])
-            row["oracle_us"] = float(np.nanmin(time_us))
-            row["oracle_action"] = _best(time_us).name
-            row["learned_table_us"] = float(time_us[action.pair, action.channels])
-            if phase == 0 and np.isfinite(fabric.vendor_us[at]):
-                row["vendor_us"] = float(fabric.vendor_us[at])
+        if prices is not None:
+            row["comm"] = prices.name(comm) or row["comm"]
+            known = prices.of(comm, key, phase)
+            if known is not None:
+                row |= {"bytes": known.nbytes, "default_us": known.default_us, "oracle_us": known.oracle_us}
+                row |= {"oracle_action": known.oracle_action.name, "vendor_us": known.vendor_us}
+                row["learned_table_us"] = known.settled_us(action)
         rows.append(row)
     result: dict[str, Any] = {"keys": rows, "geomean_vs_oracle": None, "gap_closed": None}
     measured = [r for r in rows if r["oracle_us"] is not None and r["learned_us"] is not None]
@@ -111,59 +134,38 @@ def _regime(
     return result
 
 
-def _exploited(observed: list[dict[str, Any]], start: int, end: int) -> dict[int, tuple[Doubles, Action, float | None]]:
-    """Key -> times measured in the last exploit phase within [start, end), the action, and the baseline."""
-    epochs = [e for e in observed if len(e["samples"].dseq) and start <= e["samples"].dseq[0] < end]
-    last = [e["epoch"] for e in epochs if e["phase"] == "exploit"]
-    broken = [e["epoch"] for e in epochs if e["phase"] in ("learn", "adapt") and last and e["epoch"] < last[-1]]
-    first = max(broken, default=-1)
-    times: dict[int, list[Doubles]] = {}
-    actions: dict[int, Action] = {}
-    baseline: dict[int, list[Doubles]] = {}
-    for epoch in epochs:
-        samples = epoch["samples"]
-        inside = (samples.dseq >= start) & (samples.dseq < end)
-        for key in np.unique(samples.key):
-            mine = samples.time_us[(samples.key == key) & inside]
-            action = epoch["actions"].get(int(key), Action())
-            if epoch["phase"] == "baseline" and action == Action():
-                baseline.setdefault(int(key), []).append(mine)
-            if epoch["phase"] == "exploit" and epoch["epoch"] > first:
-                times.setdefault(int(key), []).append(mine)
-                actions[int(key)] = action
-    return {
-        key: (
-            np.concatenate(times.get(key, [np.zeros(0)])),
-            actions.get(key, Action()),
-            float(np.exp(np.mean(np.log(np.concatenate(baseline[key]))))) if key in baseline else None,
-        )
-        for key in times.keys() | baseline.keys()
-    }
+def _exploited(observed: list[Epoch]) -> dict[tuple[int, int], tuple[Doubles, Action, float | None]]:
+    """(Communicator, key) -> times measured in its last exploit phase, the action, and the baseline."""
+    found = {}
+    for comm in dict.fromkeys(epoch.comm for epoch in observed):
+        every = np.concatenate([epoch.samples for epoch in observed if epoch.comm == comm])
+        for key in np.unique(every["key"]).tolist():
+            mine = every[every["key"] == key]
+            exploiting = mine["phase"] == Phase.EXPLOIT
+            learning = np.flatnonzero((mine["phase"] == Phase.LEARN) | (mine["phase"] == Phase.ADAPT))
+            last = mine[learning[-1] + 1 if len(learning) and exploiting[learning[-1] :].any() else 0 :]
+            last = last[last["phase"] == Phase.EXPLOIT]
+            own = mine["time_us"][(mine["phase"] == Phase.BASELINE) & (mine["action"] == OWN_ACTION)]
+            action = action_of(int(last["action"][-1])) if len(last) else Action()
+            baseline = float(np.exp(np.mean(np.log(own)))) if len(own) else None
+            found[comm, key] = (last["time_us"], action, baseline)
+    return found
 
 
-def _detection(event: dict[str, Any], alarms: list[dict[str, Any]], observed: list[dict[str, Any]]) -> dict[str, Any]:
+def _detection(event: dict[str, Any], alarms: Sequence[Alarm], observed: list[Epoch]) -> dict[str, Any]:
     """Collectives between an event and its alarm: of the communicator, and of the key that raised it."""
-    after = [a for a in alarms if a["dseq"] >= event["at"]]
+    after = [a for a in alarms if came_after(a, event)]
     if not after:
         return {}
     alarm = after[0]
-    own = sum(
-        int(
-            (
-                (e["samples"].key == alarm["key"])
-                & (e["samples"].dseq >= event["at"])
-                & (e["samples"].dseq <= alarm["dseq"])
-            ).sum()
-        )
-        for e in observed
-        if e["comm"] == alarm["comm"]
-    )
-    return {"detection_delay": alarm["dseq"] - event["at"], "detection_delay_key_samples": own}
-
-
-def _best(time_us: Doubles) -> Action:
-    pair, channels = np.unravel_index(np.nanargmin(time_us), time_us.shape)
-    return Action(pair=int(pair), channels=int(channels))
+    own = 0
+    for epoch in observed:
+        if epoch.comm == alarm.comm:
+            dseq = epoch.samples["dseq"][epoch.samples["key"] == alarm.key]
+            since = dseq >= event["at"] if event["by_call"] else np.full(len(dseq), epoch.number >= event["epoch"])
+            own += int(np.count_nonzero(since & (dseq <= alarm.dseq)))
+    delay = alarm.dseq - event["at"] if event["by_call"] else None
+    return {"detection_delay": delay, "detection_delay_key_samples": own}
 
 
 def _ratio(rows: list[dict[str, Any]], name: str) -> float:

@@ -25,9 +25,10 @@ TINY = {
     "name": "tiny",
     "stages": [{"name": "first", **STAGE}, {"name": "second", **STAGE, "most_phases": 2}],
     "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
-    "streams": {"pool": 6, "scenarios": 4, "keys": 4, "epochs": 4},
+    "streams": {"pool": 6, "scenarios": 4, "keys": 4},
+    "control": {"learning": {"draws": 8, "sequence": 4}},
     "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 2},
-    "learning": {"hidden": 16, "experts": 2, "minibatches": 2, "epochs": 2, "rounds": 8},
+    "ppo": {"hidden": 16, "experts": 2, "minibatches": 2, "epochs": 2, "rounds": 8},
 }
 
 
@@ -84,7 +85,7 @@ def test_tune_restores_a_trainable_where_it_was_and_replaces_settings(trained: P
     ours, theirs = run.net.state_dict(), _weights(trained)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     run.stop()
-    replaced = CurriculumTrainable({"curriculum": TINY, "learning": {"hidden": 8}, "out": str(tmp_path)})
+    replaced = CurriculumTrainable({"curriculum": TINY, "ppo": {"hidden": 8}, "out": str(tmp_path)})
     assert replaced.net.hidden == 8
     replaced.stop()
 

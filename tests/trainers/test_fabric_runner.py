@@ -23,8 +23,9 @@ SETTINGS = {
     "name": "small",
     "stages": [{"name": "only", "places": [{"cluster": "rtx4090-pcie", "nodes": [2]}]}],
     "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
-    "streams": {"scenarios": 2, "keys": 6, "epochs": 5},
-    "learning": {"hidden": 16, "experts": 2, "minibatches": 2, "lr": 1e-2, "entropy": 0.0},
+    "streams": {"scenarios": 2, "keys": 6},
+    "control": {"learning": {"draws": 10, "sequence": 5}},
+    "ppo": {"hidden": 16, "experts": 2, "minibatches": 2, "lr": 1e-2, "entropy": 0.0},
 }
 
 
@@ -35,7 +36,7 @@ def curriculum() -> Curriculum:
 
 def _simulation(curriculum: Curriculum) -> Simulation:
     scenarios = stage_scenarios(curriculum.stages[0], curriculum, (0,), 2)
-    return Simulation(scenarios, epochs=5, collectives=8, seed=3)
+    return Simulation(scenarios, control=curriculum.control, seed=3)
 
 
 def test_episodes_hold_what_happened(curriculum: Curriculum) -> None:
@@ -69,10 +70,10 @@ def test_rounds_differ_and_repeat(curriculum: Curriculum) -> None:
 
 def test_runners_share_the_streams_of_a_round(curriculum: Curriculum) -> None:
     rounds = Rounds(curriculum)
-    whole = rounds(Share(number=3, stage=0)).keys
-    halves = [rounds(Share(number=3, stage=0, index=index, of=2)).keys for index in range(2)]
-    assert np.array_equal(whole.nbytes, np.concatenate([half.nbytes for half in halves]))
-    assert not np.array_equal(whole.nbytes, rounds(Share(number=4, stage=0)).keys.nbytes)
+    whole = rounds(Share(number=3, stage=0)).nbytes
+    halves = [rounds(Share(number=3, stage=0, index=index, of=2)).nbytes for index in range(2)]
+    assert np.array_equal(whole, np.concatenate(halves))
+    assert not np.array_equal(whole, rounds(Share(number=4, stage=0)).nbytes)
 
 
 def test_a_runner_samples_a_piece_for_every_learner_and_nothing_is_lost(curriculum: Curriculum) -> None:
@@ -111,7 +112,7 @@ def test_the_teacher_is_learned_from(curriculum: Curriculum) -> None:
     for _ in range(50):
         last = agreement()
     assert first < 0.3
-    assert last > 0.6
+    assert last > 0.4
     assert DEFAULT_MODULE_ID in learner.module
 
 

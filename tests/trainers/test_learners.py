@@ -13,8 +13,7 @@ from small import small_experiment
 
 from actors.coordinator import Plan
 from actors.runner import SPACES
-from plugin_bridge import plugin_path
-from plugin_bridge.emulation import FREE_RUNNING, EmulatedJob, agreement_violations
+from plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
 from plugin_bridge.played import play
 from trainers.backends import RayBackend
 from trainers.cluster import start_ray
@@ -43,7 +42,7 @@ def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path,
     plan = Plan(
         run=job, experiment=experiment, topology=fabric.topology, played=frozenset(fabric.ranks), valid=fabric.valid
     )
-    emulated = EmulatedJob(fabric.program, ranks=fabric.ranks, job_id=job, plugin=plugin_path(), directory=tmp_path)
+    emulated = fabric.job(job, tmp_path)
     start_ray(2)
     try:
         with emulated:
@@ -56,13 +55,13 @@ def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path,
                 return [copy.get() for copy in copies]
 
             before = weights()
-            while backend.round()["switches"] < 20:
+            while (status := backend.round()).round < 3 or status.switches < 20:
                 pass
             after = weights()
             backend.close()
             emulated.set_credit(FREE_RUNNING)
             emulated.stop()
-            assert agreement_violations([emulated.used(i) for i in range(4)]) == 0
+            assert agreement_violations(emulated.logs()) == 0
     finally:
         ray.shutdown()
     assert len(after) == 2

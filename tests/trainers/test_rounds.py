@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from actors.fabric_runner import Share
+from dynamiccl_ray.control.settings import Control
 from dynamiccl_ray.curriculum import Curriculum
 from dynamiccl_ray.scenario import Scenario
 from trainers import rounds as module
@@ -29,7 +30,7 @@ def _curriculum(**changes: Any) -> Curriculum:
         "name": "x",
         "stages": [_stage(CLUSTERS[0]), _stage(CLUSTERS[1], 0.0), _stage(CLUSTERS[2])],
         "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
-        "streams": {"pool": 1, "scenarios": 4, "keys": 3, "epochs": 4, "collectives": 5},
+        "streams": {"pool": 1, "scenarios": 4, "keys": 3, "later": 0.2, "shifted": 0.1},
         "validation": {"scenarios": 2, "collectives": 40},
     }
     return Curriculum.model_validate(settings | changes)
@@ -76,7 +77,9 @@ def test_shares_are_parts_of_the_round_with_noise_of_their_own() -> None:
     whole, parts = _made(rounds, 3, 0), [_made(rounds, 3, 0, index, 2) for index in range(2)]
     assert _times(whole) == [time for part in parts for time in _times(part)]
     assert parts[0][1]["seed"] != parts[1][1]["seed"]
-    assert parts[0][1] == {"epochs": 4, "collectives": 5, "seed": parts[0][1]["seed"], "reward": reward}
+    assert parts[0][1] == {
+        "control": Control(), "later": 0.2, "shifted": 0.1, "seed": parts[0][1]["seed"], "reward": reward,
+    }  # fmt: skip
 
 
 def test_the_curriculums_seed_decides() -> None:
@@ -85,7 +88,7 @@ def test_the_curriculums_seed_decides() -> None:
 
 
 def test_validation_is_of_the_stage_unseen_and_shifts_while_it_is_played() -> None:
-    rounds = Rounds(_curriculum(streams={"pool": 8, "scenarios": 4, "keys": 3, "epochs": 4}))
+    rounds = Rounds(_curriculum(streams={"pool": 8, "scenarios": 4, "keys": 3}))
     for stage, cluster in enumerate(CLUSTERS):
         validated = rounds.validation(stage)
         assert {s.cluster for s in validated} == {cluster}
