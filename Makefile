@@ -9,15 +9,17 @@ NATIVE := plugin_bridge/native
 CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Werror
 PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c decide.c join.c measure.c tuner.c profiler.c)
 READER_SRC := $(addprefix $(NATIVE)/,table.c reader.c bench.c)
-HOST_SRC := $(wildcard plugin_bridge/host/*.c)
 JOB_SRC := $(wildcard plugin_bridge/job_host/*.c)
+BENCH_SRC := $(wildcard plugin_bridge/plugin_bench/*.c)
 GPU_SRC := $(wildcard plugin_bridge/gpu/*.c)
+EMULATED := plugin_bridge/emulated_nccl
+EMULATED_SRC := $(wildcard $(EMULATED)/*.c)
 FAKE_SRC := $(wildcard plugin_bridge/fake_cuda/*.cc)
-HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h host/*.h job_host/*.h gpu/*.h))
-C_FILES := $(HEADERS) $(NATIVE)/*.c $(HOST_SRC) $(JOB_SRC) $(GPU_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c)
+HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_bench/*.h gpu/*.h emulated_nccl/*.h))
+C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/real_nccl/native/*.c)
 STRESS_SRC := tests/plugin_bridge/native/stress.c
 
-.PHONY: demo train test test-all acceptance sanitize native lint format venv clean
+.PHONY: demo train test test-all acceptance sanitize real-nccl native lint format venv clean
 
 demo: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/dynamiccl demo
@@ -45,7 +47,7 @@ format: $(VENV)/ready
 
 venv: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(HOST_SRC) $(JOB_SRC) $(HEADERS)
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(JOB_SRC) $(BENCH_SRC) $(EMULATED_SRC) $(GPU_SRC) $(HEADERS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -53,7 +55,7 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SR
 
 # One shared object under both of the names that NCCL looks for.
 native: $(LIB)/libnccl-tuner-dynamiccl.so $(LIB)/libnccl-profiler-dynamiccl.so $(LIB)/libdynamiccl-channel.so \
-	$(LIB)/dynamiccl-nccl-host $(LIB)/dynamiccl-nccl-job
+	$(LIB)/dynamiccl-nccl-job $(LIB)/dynamiccl-plugin-bench $(LIB)/libnccl-emulated.so
 
 # NCCL closes the plugin with its last communicator; what is recycled for the next must stay (nodelete).
 $(LIB)/libnccl-tuner-dynamiccl.so: $(PLUGIN_SRC) $(HEADERS)
@@ -67,19 +69,24 @@ $(LIB)/libdynamiccl-channel.so: $(READER_SRC) $(HEADERS)
 	mkdir -p $(LIB)
 	$(CC) $(CFLAGS) -fPIC -shared -o $@ $(READER_SRC)
 
-$(LIB)/dynamiccl-nccl-host: $(HOST_SRC) $(HEADERS)
-	mkdir -p $(LIB)
-	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(HOST_SRC) -ldl -lpthread -lm
-
 $(LIB)/dynamiccl-nccl-job: $(JOB_SRC) $(HEADERS)
 	mkdir -p $(LIB)
 	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(JOB_SRC) -ldl -lpthread -lm
+
+$(LIB)/dynamiccl-plugin-bench: $(BENCH_SRC) $(HEADERS)
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(BENCH_SRC) -ldl
+
+$(LIB)/libnccl-emulated.so: $(EMULATED_SRC) $(GPU_SRC) $(HEADERS) $(EMULATED)/exports.map
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) $(SANITIZE) -fPIC -shared -Wl,--version-script=$(EMULATED)/exports.map -o $@ \
+	    $(EMULATED_SRC) $(GPU_SRC) -ldl -lpthread -lm
 
 # The demo as a newcomer runs it, and its promises checked.
 acceptance: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -q -m "" tests/test_demo.py
 
-# The plugin, the host that drives it and a threaded stress test of both ends of the channel, under each sanitizer.
+# The plugin, the emulated NCCL that drives it and a threaded stress test of both ends of the channel, under each sanitizer.
 sanitize: $(VENV)/ready
 	for s in address,undefined thread; do \
 	    dir=build/$$s && mkdir -p $$dir && \
@@ -89,6 +96,17 @@ sanitize: $(VENV)/ready
 	    $$dir/stress && \
 	    DYNAMICCL_NATIVE_DIR=$$dir $(BIN)/python -m pytest -q tests/plugin_bridge/test_plugin.py || exit 1; \
 	done
+
+# The plugin under NCCL's own host code. NCCL_SRC: trees or tarballs of NCCL, separated by colons; each is built once.
+NCCL_SRC ?=
+real-nccl: $(if $(NCCL_SRC),$(VENV)/ready native)
+ifeq ($(NCCL_SRC),)
+	@echo "real-nccl: skipped, no sources of NCCL were named: make real-nccl NCCL_SRC=DIR_OR_TARBALL[:...]"
+else
+	NCCL_SRC="$(NCCL_SRC)" $(BIN)/python -m pytest -q -m real_nccl --color=yes tests/real_nccl || \
+	    { echo "real-nccl: once more, what failed: proxy threads may have had no time"; \
+	    NCCL_SRC="$(NCCL_SRC)" $(BIN)/python -m pytest -q -m real_nccl --color=yes --last-failed tests/real_nccl; }
+endif
 
 clean:
 	rm -rf $(VENV) build $(LIB) *.egg-info
