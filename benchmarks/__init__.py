@@ -1,0 +1,1 @@
+"""Measurements that are kept, and the scripts that made them."""

@@ -1,0 +1,1 @@
+"""The plugin and the loop on real GPUs; see README.md."""
