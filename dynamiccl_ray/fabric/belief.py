@@ -141,23 +141,24 @@ class Belief:
 
     ``latency_us`` and ``bandwidth_gbps`` are float32 [5, 7, 3], by (collective, algorithm, protocol); both
     are 0 where the communicator has no such pair. ``bandwidth_gbps`` is algorithm bandwidth: bytes over time.
-    ``max_threads`` is int64 [7, 3]; 0 where NCCL sets none, PAT included. With one rank nothing has a
-    bandwidth, and the cost table offers only ring/simple, at 0 us.
+    ``max_threads`` is int64 [7, 3]; 0 where NCCL sets none, PAT included. ``thread_bytes`` is int64 [7, 3], the
+    bytes that make one more thread worth it. With one rank nothing has a bandwidth, and the cost table offers
+    only ring/simple, at 0 us.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         """Compute the tables."""
         self.communicator: Final = (comm := communicator)
         ring, tree = comm.graphs[_RING], comm.graphs[_TREE]
-        self._channels: Final = comm.channels or min(ring.channels, tree.channels)
-        self._nvls_channels: Final = comm.nvls_channels or comm.graphs[_NVLS].channels
+        self.channels: Final = comm.channels or min(ring.channels, tree.channels)
+        self.nvls_channels: Final = comm.nvls_channels or comm.graphs[_NVLS].channels
         self.bandwidth_gbps: Final = _bandwidth_gbps(comm)
         self.latency_us: Final = np.where(self.bandwidth_gbps > 0, _latency_us(comm), np.float32(0))
         self.max_threads: Final = nccl.THREADS.copy()
         if np.float32(ring.bw_intra) * np.float32(ring.channels) <= nccl.PCI_GBPS:
             self.max_threads[_RING, _SIMPLE] = nccl.PCI_RING_THREADS
-        self._thread_bytes: Final = nccl.THREAD_BYTES.copy()
-        self._thread_bytes[_RING, Protocol.LL] *= comm.ranks
+        self.thread_bytes: Final = nccl.THREAD_BYTES.copy()
+        self.thread_bytes[_RING, Protocol.LL] *= comm.ranks
         self._offered: Final = self.bandwidth_gbps > 0
         self._offered[:, [_DIRECT, _CHAIN]] &= comm.most_local_ranks <= nccl.MAX_DIRECT_ARITY + 1
         self._offered[:, [_NVLS, _NVLS_TREE]] &= comm.nvls
@@ -190,7 +191,7 @@ class Belief:
 
         if comm.nodes > 1:
             ring = latency[..., _RING, _SIMPLE]
-            plateau = all_reduce & (sizes >= nccl.PLATEAU_BYTES * self._channels * comm.ranks)
+            plateau = all_reduce & (sizes >= nccl.PLATEAU_BYTES * self.channels * comm.ranks)
             factor = nccl.PLATEAU_FACTOR[int(comm.compute_capability >= 80)]
             latency[..., _RING, _SIMPLE] = np.where(plateau, _double(ring) * factor, ring)
 
@@ -233,23 +234,23 @@ class Belief:
         """
         sizes, algorithms, protocols = _broadcast(size_bytes, algorithm, protocol)
         threads = self.max_threads[algorithms, protocols]
-        thread_bytes = self._thread_bytes[algorithms, protocols]
+        thread_bytes = self.thread_bytes[algorithms, protocols]
         direct = algorithms == _DIRECT
         nvls = (algorithms == _NVLS) | (algorithms == _NVLS_TREE)
 
         # PAT has no thread limit, so no size is too small for all channels.
         per_channel = threads * thread_bytes
-        channels = np.clip(sizes // np.maximum(per_channel, 1), 1, self._channels)
-        channels = np.where(per_channel > 0, channels, self._channels)
+        channels = np.clip(sizes // np.maximum(per_channel, 1), 1, self.channels)
+        channels = np.where(per_channel > 0, channels, self.channels)
         for _ in range(4):  # 512 to 64 takes three halvings and 640 to 320 one.
             starved = (sizes < channels * threads * thread_bytes) & (threads % 128 == 0) & ~nvls & ~direct
             threads = np.where(starved, threads // 2, threads)
 
         fed = np.searchsorted(self._direct_bytes(), sizes, "right")
-        channels = np.where(direct, np.clip(fed, 1, self._channels), channels)
+        channels = np.where(direct, np.clip(fed, 1, self.channels), channels)
         capped = (algorithms == _NVLS) & (self.communicator.nodes > 1)
-        channels = np.where(nvls, self._nvls_channels, channels)
-        channels = np.where(capped, np.minimum(channels, self._channels), channels)
+        channels = np.where(nvls, self.nvls_channels, channels)
+        channels = np.where(capped, np.minimum(channels, self.channels), channels)
 
         # One more warp for ring's synchronisation; tree and PAT always run full blocks.
         threads = threads + nccl.WARP_SIZE * ((algorithms == _RING) & (protocols == _SIMPLE))
@@ -261,10 +262,10 @@ class Belief:
 
         NCCL drops channels one at a time and halves the bytes per thread at 24, 12, 6 and 3 of them.
         """
-        channels = np.arange(1, self._channels + 1)
-        passed = sum((channels < at) & (at <= self._channels) for at in (24, 12, 6, 3))
+        channels = np.arange(1, self.channels + 1)
+        passed = sum((channels < at) & (at <= self.channels) for at in (24, 12, 6, 3))
         threads = self.max_threads[_DIRECT, _SIMPLE] * self.communicator.heads
-        return np.asarray(channels * threads * (self._thread_bytes[_DIRECT, _SIMPLE] >> passed), np.int64)
+        return np.asarray(channels * threads * (self.thread_bytes[_DIRECT, _SIMPLE] >> passed), np.int64)
 
 
 def _broadcast(*arguments: ArrayLike) -> tuple[Int64, ...]:
