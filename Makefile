@@ -11,12 +11,13 @@ PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c decide.c join.c me
 READER_SRC := $(addprefix $(NATIVE)/,table.c reader.c bench.c)
 JOB_SRC := $(wildcard plugin_bridge/job_host/*.c)
 BENCH_SRC := $(wildcard plugin_bridge/plugin_bench/*.c)
+IDLE_SRC := plugin_bridge/idle_profiler/profiler.c
 GPU_SRC := $(wildcard plugin_bridge/gpu/*.c)
 EMULATED := plugin_bridge/emulated_nccl
 EMULATED_SRC := $(wildcard $(EMULATED)/*.c)
 FAKE_SRC := $(wildcard plugin_bridge/fake_cuda/*.cc)
 HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_bench/*.h gpu/*.h emulated_nccl/*.h))
-C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/real_nccl/native/*.c)
+C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/real_nccl/native/*.c)
 STRESS_SRC := tests/plugin_bridge/native/stress.c
 
 .PHONY: demo train test test-all acceptance sanitize real-nccl native lint format venv clean
@@ -47,7 +48,7 @@ format: $(VENV)/ready
 
 venv: $(VENV)/ready
 
-$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(JOB_SRC) $(BENCH_SRC) $(EMULATED_SRC) $(GPU_SRC) $(HEADERS)
+$(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(EMULATED_SRC) $(GPU_SRC) $(HEADERS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
@@ -55,7 +56,8 @@ $(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SR
 
 # One shared object under both of the names that NCCL looks for.
 native: $(LIB)/libnccl-tuner-dynamiccl.so $(LIB)/libnccl-profiler-dynamiccl.so $(LIB)/libdynamiccl-channel.so \
-	$(LIB)/dynamiccl-nccl-job $(LIB)/dynamiccl-plugin-bench $(LIB)/libnccl-emulated.so
+	$(LIB)/dynamiccl-nccl-job $(LIB)/dynamiccl-plugin-bench $(LIB)/libnccl-profiler-idle.so \
+	$(LIB)/libnccl-emulated.so
 
 # NCCL closes the plugin with its last communicator; what is recycled for the next must stay (nodelete).
 $(LIB)/libnccl-tuner-dynamiccl.so: $(PLUGIN_SRC) $(HEADERS)
@@ -76,6 +78,10 @@ $(LIB)/dynamiccl-nccl-job: $(JOB_SRC) $(HEADERS)
 $(LIB)/dynamiccl-plugin-bench: $(BENCH_SRC) $(HEADERS)
 	mkdir -p $(LIB)
 	$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(BENCH_SRC) -ldl
+
+$(LIB)/libnccl-profiler-idle.so: $(IDLE_SRC) $(HEADERS)
+	mkdir -p $(LIB)
+	$(CC) $(CFLAGS) $(SANITIZE) -fPIC -fvisibility=hidden -shared -o $@ $(IDLE_SRC)
 
 $(LIB)/libnccl-emulated.so: $(EMULATED_SRC) $(GPU_SRC) $(HEADERS) $(EMULATED)/exports.map
 	mkdir -p $(LIB)

@@ -241,8 +241,29 @@ def plugin_env(
 
 
 @bench_app.command("plugin")
-def bench_plugin(as_json: AsJson = False) -> None:
+def bench_plugin(
+    nccl: Annotated[
+        Path | None,
+        typer.Option(
+            "--nccl",
+            help="Inside of NCCL's own host code, beside NVIDIA's plugins: a source tree of NCCL, or a tarball of one.",
+        ),
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="With --nccl: turns of all set-ups.", min=1)] = 10,
+    as_json: AsJson = False,
+) -> None:
     """Nanoseconds that the plugin adds to a collective."""
+    if nccl is not None:
+        from plugin_bridge.bench_nccl import bench_plugin_on_nccl, render
+
+        with console.status("starting") as status:
+            document = bench_plugin_on_nccl(nccl, rounds=rounds, say=status.update)
+        if as_json:
+            emit(document)
+            return
+        Console().print(render(document))
+        show({name: document[name] for name in ("targets", "played", "hardware")}, as_json)
+        return
     from plugin_bridge.bench import bench_plugin as bench
 
     show(bench(), as_json)

@@ -88,6 +88,7 @@ class _Code(IntEnum):
     DROP = 20
     REGISTER = 21
     DEREGISTER = 22
+    CLOCK = 23
 
 
 class DataType(IntEnum):
@@ -245,6 +246,13 @@ class Ops:
     def drop(self, graph: int) -> None:
         """Lets go of a graph: NCCL keeps the communicators in it until then, and their ``destroy`` waits."""
         self._add(_Code.DROP, peer=graph)
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """What the host takes for the operations is printed; see :func:`plugin_bridge.bench_nccl.read_clock`."""
+        self._add(_Code.CLOCK, value=0)
+        yield
+        self._add(_Code.CLOCK, value=1)
 
 
 SEND_RECV: Final = 5

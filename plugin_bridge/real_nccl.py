@@ -43,6 +43,8 @@ class RealNccl:
     version: str
     source: Path
     """What was built."""
+    tree: Path
+    """The same, unpacked."""
     directory: Path
 
     @property
@@ -169,7 +171,7 @@ def build_nccl(
             say(f"building the host code of NCCL {version} without a GPU, once: about two minutes on two cores")
             _make(tree, out, headers, cuda_version, sanitize, jobs or os.cpu_count() or 1)
             stamp.write_text(ours)
-    return RealNccl(version=version, source=source, directory=out)
+    return RealNccl(version=version, source=source, tree=tree, directory=out)
 
 
 @functools.cache

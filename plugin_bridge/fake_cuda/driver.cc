@@ -58,6 +58,10 @@ API CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
+/* cuda.h means the second version by that name; whoever looks the symbol up by its name means the first. */
+extern "C" __attribute__((visibility("default"), alias("cuDeviceGetUuid_v2"))) CUresult
+first_device_get_uuid(CUuuid *uuid, CUdevice device) __asm__("cuDeviceGetUuid");
+
 API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice) {
     switch (attribute) {
     case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:

@@ -46,6 +46,7 @@ enum op_code {
     OP_DROP,        /* peer: graph, which NCCL waits for before it lets its communicators go */
     OP_REGISTER,    /* comm: the job's buffer */
     OP_DEREGISTER,  /* comm */
+    OP_CLOCK,       /* value: 0 begins to measure what this thread takes, 1 ends it and prints */
     OP_CODES
 };
 

@@ -35,6 +35,7 @@ struct rank {
     void *buffer;
     size_t buffer_bytes;
     int depth; /* of groups */
+    uint64_t clock_cpu_ns, clock_wall_ns;
 };
 
 static int complain(const struct rank *rank, const char *format, ...) {
@@ -277,6 +278,28 @@ static void graph(struct rank *rank, const struct program_op *op) {
     }
 }
 
+static uint64_t clock_ns(clockid_t clock) {
+    struct timespec now;
+    clock_gettime(clock, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t now_ns(void) {
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+/* Nothing is printed between the two: that would be measured, too. */
+static void measure(struct rank *rank, bool is_end) {
+    uint64_t cpu_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID), wall_ns = now_ns();
+    if (is_end)
+        fprintf(stderr, "[rank %u] clock: thread %llu wall %llu process %llu\n", rank->number,
+                (unsigned long long)(cpu_ns - rank->clock_cpu_ns),
+                (unsigned long long)(wall_ns - rank->clock_wall_ns),
+                (unsigned long long)clock_ns(CLOCK_PROCESS_CPUTIME_ID));
+    rank->clock_cpu_ns = cpu_ns;
+    rank->clock_wall_ns = wall_ns;
+}
+
 static int run(struct rank *rank, const struct program_op *op) {
     const struct nccl *nccl = rank->nccl;
     switch ((enum op_code)op->code) {
@@ -325,6 +348,9 @@ static int run(struct rank *rank, const struct program_op *op) {
     case OP_REGISTER:
     case OP_DEREGISTER:
         return registration(rank, op);
+    case OP_CLOCK:
+        measure(rank, op->value != 0);
+        return 0;
     case OP_CODES:
         break;
     }
@@ -339,12 +365,6 @@ static int run_all(struct rank *rank, uint32_t first, uint32_t n) {
 }
 
 /* ---- steps ---- */
-
-static uint64_t now_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static void keep_pace(const struct rank *rank, uint64_t *due) {
     double rate_hz = rank->job->program.header->rate_hz;
