@@ -238,10 +238,11 @@ class _Bench:
                 self._decide(channels)
                 job.set_credit(FREE_RUNNING)
                 recorded = 0
-                while None in job.returncodes():
+                deadline = time.monotonic() + _TIMEOUT_S
+                while None in job.returncodes() and time.monotonic() < deadline:
                     recorded += sum(len(channel.drain()) for channel in channels)
                     time.sleep(0.005)
-            job.wait(_TIMEOUT_S)
+            job.wait(1.0)
             log = job.logs()
             stderr = [job.stderr(i) for i in range(RANKS)]
         if setup == BOTH:
@@ -384,7 +385,7 @@ def render(document: Mapping[str, Any]) -> Table:
     """For people: microseconds per collective."""
     table = Table(title=f"What an all-reduce takes of the host under NCCL {document['nccl']}, µs")
     for name in ("CPU time", "calling thread", "10 to 90 %", "added", "", "added, p10", "process", "added"):
-        table.add_column(name, justify="right" if table.columns else "left")
+        table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
     for setup, clocks in document["setups"].items():
         thread, process = clocks["thread_ns"], clocks["process_ns"]
         added = (
@@ -396,6 +397,5 @@ def render(document: Mapping[str, Any]) -> Table:
         of_thread = f"{thread['p50'] / 1e3:.2f}", f"{thread['p10'] / 1e3:.2f} to {thread['p90'] / 1e3:.2f}"
         shown = ("", "", "", "") if setup == NONE else added
         table.add_row(setup, *of_thread, *shown[:3], f"{process['p50'] / 1e3:.1f}", shown[3])
-    for setup, why in document["left_out"].items():
-        table.add_row(setup, why)
+    table.caption = "\n".join(f"{setup}: {why}" for setup, why in document["left_out"].items()) or None
     return table
