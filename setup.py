@@ -25,7 +25,7 @@ class BuildWithPlugin(build_py):
     def run(self) -> None:
         super().run()
         editable = getattr(self, "editable_mode", False)
-        compile_native((ROOT if editable else Path(self.build_lib)) / "plugin_bridge" / "lib")
+        compile_native((ROOT if editable else Path(self.build_lib)) / "dynamiccl_ray" / "plugin_bridge" / "lib")
         if not editable:
             # A checkout reads the presets where they are.
             presets = Path(self.build_lib) / "dynamiccl_ray" / "data" / "clusters"

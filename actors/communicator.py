@@ -8,13 +8,13 @@ from typing import Any, Final
 
 import numpy as np
 
-from actors.messages import Collectives, Member, RankNews
-from actors.reduction import Matching
-from actors.rewards import JobReward
-from dynamiccl_ray.agreement import Agreement
+from dynamiccl_ray.actors.messages import Collectives, Member, RankNews
+from dynamiccl_ray.actors.reduction import Matching
+from dynamiccl_ray.actors.rewards import JobReward
 from dynamiccl_ray.arrays import Bool, Int64
+from dynamiccl_ray.control.agreement import Agreement
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.keys import N_KEYS
-from dynamiccl_ray.table import DecisionTable
 
 # Tables whose records may still be on their way, and windows of calls that are compared.
 _TABLES: Final = 16

@@ -9,59 +9,33 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from actors.communicator import Communicator
-from actors.durability import DAMAGED, pack, unpack
-from actors.messages import CommContext, CommReport, Context, Member
-from actors.reduction import Part, measured, positions
-from actors.rewards import JobReward
-from actors.status import Alarm, Epoch, Round, Status
-from dynamiccl_ray import observation
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
-from dynamiccl_ray.agreement import Agreement, Answer, Decision, Store, decision_key
-from dynamiccl_ray.arrays import Bool, Float, Int64
+from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.durability import DAMAGED, pack, unpack
+from dynamiccl_ray.actors.membership import Membership
+from dynamiccl_ray.actors.messages import CommContext, CommReport, EpochContext, Member
+from dynamiccl_ray.actors.phases import Phases
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.reduction import Part, measured, positions
+from dynamiccl_ray.actors.rewards import JobReward
+from dynamiccl_ray.actors.status import Alarm, Epoch, Status
+from dynamiccl_ray.agent.gates import hands_off
+from dynamiccl_ray.agent.reward import total
+from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
+from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, decision_key
 from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.experiment import Online
-from dynamiccl_ray.gates import hands_off
-from dynamiccl_ray.keys import key_name, key_parts
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import Topology
-from dynamiccl_ray.reward import total
-from dynamiccl_ray.table import DecisionTable
+from dynamiccl_ray.keys import key_name
 
 log = logging.getLogger("dynamiccl.coordinator")
 
-HISTORY_ROUNDS: Final = 2000
-"""That status and checkpoints look back on."""
 # Epochs without a collective of it after which no epoch waits for a key.
 _WAITED_FOR: Final = 3
-# Rounds for which a communicator without ranks is remembered: its runner may only have died.
-_REMEMBERED: Final = 100
-# What keys run by now counts by so much less in every epoch; and the share of it that the run's phase speaks of.
-_FADING: Final = 0.8
-_MOST: Final = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What the coordinator is told at the start, over and above the experiment."""
-
-    run: str
-    experiment: Online
-    topology: dict[str, Any]
-    """Fields of ``Topology`` that no rank can know: links, tiers, NVLS."""
-    played: frozenset[int] | None = None
-    """Ranks that processes stand for, if not all of them."""
-    sms: int | None = None
-    """Streaming multiprocessors of a GPU; None where nobody says."""
-    valid: dict[int, Bool] | None = None
-    """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
 
 
 class Coordinator:
@@ -76,21 +50,11 @@ class Coordinator:
         self._store = store
         self._observer = observer
         self.loop = Loop(plan.experiment.control)
-        self.comms: dict[int, Communicator] = {}
-        self.numbered = 0
-        # Of communicators that are gone.
-        self.unused = self.dropped = self.switches = 0
-        self._runners: dict[str, set[tuple[int, int]]] = {}
+        self.membership = Membership(self._new)
+        self.phases = Phases(self.loop)
         self._reports: dict[str, list[CommReport]] = {}
         self._entropy: list[float] = []
-        self._round_entropy: list[float] = []
-        # (K,) collectives of each key, the older the less.
-        self._running = np.zeros(0)
-        self.epoch = self.round = self.collectives = 0
-        self.phase, self._phase_since = Phase.BASELINE, 0
-        self._epochs_in_round = 0
         self.alarms: list[Alarm] = []
-        self.history: list[Round] = []
         self.next_version = 1
         self.stopping = False
         saved = store.get(f"{plan.run}/state")
@@ -98,67 +62,51 @@ class Coordinator:
             self._restore(*unpack(saved))
         self.context = self._context(self.loop.due(), {}, round_end=False)
 
+    @property
+    def comms(self) -> dict[int, Communicator]:
+        """Every communicator by its id."""
+        return self.membership.comms
+
     # -- runners --
 
-    def join(self, runner: str, members: list[Member]) -> Context:
+    def join(self, runner: str, members: list[Member]) -> EpochContext:
         """A runner serves these ranks from now on, and no others."""
-        for comm_id, rank in self._runners.get(runner, set()) - {(m.comm, m.rank) for m in members}:
-            self.comms[comm_id].members.pop(rank, None)
-        self._runners[runner] = {(m.comm, m.rank) for m in members}
-        for other, ranks in self._runners.items():
-            if other != runner:
-                ranks -= self._runners[runner]
-        for member in members:
-            comm = self.comms.get(member.comm) or self.add(member)
-            comm.members[member.rank] = member
-            comm.adopt_from(member)
-            self.next_version = max(self.next_version, member.version + 1)
+        self.membership.join(runner, members)
+        self.next_version = max([self.next_version, *(member.version + 1 for member in members)])
         for comm_id, comm in self.comms.items():
             if comm.complete and not comm.off:
-                self._turn_off(comm_id, comm.disagreement() or hands_off(self.about(comm.example)) or "")
+                self._turn_off(comm_id, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
         return self.context
 
     def leave(self, runner: str) -> None:
         """A runner is gone; its ranks wait for another one."""
-        for comm_id, rank in self._runners.pop(runner, set()):
-            self.comms[comm_id].members.pop(rank, None)
+        self.membership.leave(runner)
         self._reports.pop(runner, None)
 
     def missing_reports(self) -> set[str]:
         """Runners that the current epoch still waits for."""
-        return {r for r, ranks in self._runners.items() if ranks} - self._reports.keys()
+        return self.membership.silent(self._reports)
 
-    def add(self, member: Member) -> Communicator:
-        """A communicator that is new."""
-        settings = self.experiment
-        expected = self.plan.played if self.plan.played is not None else range(member.ranks)
-        comm = self.comms[member.comm] = Communicator(
-            number=self.numbered,
+    def _new(self, number: int, member: Member) -> Communicator:
+        plan = self.plan
+        expected = plan.played if plan.played is not None else range(member.ranks)
+        tier = plan.topology_of(member).tier_max
+        return Communicator(
+            number=number,
             example=member,
-            agreement=Agreement(self._store, self.plan.run, member.comm, expected),
-            reward=JobReward(
-                settings.reward, sms=self.plan.sms, tier=self._topology(member).tier_max, nodes=member.nodes
-            ),
+            agreement=Agreement(self._store, plan.run, member.comm, expected),
+            reward=JobReward(self.experiment.reward, sms=plan.sms, tier=tier, nodes=member.nodes),
         )
-        self.numbered += 1
-        return comm
 
     def _forget(self) -> None:
-        """Communicators that have been gone for a while."""
-        for comm in self.comms.values():
-            comm.rounds_alone = 0 if comm.members else comm.rounds_alone + 1
-        gone = [c for c, comm in self.comms.items() if comm.rounds_alone > _REMEMBERED]
+        """Communicators that have been gone for a while, with their keys."""
+        gone = self.membership.forget()
         if not gone:
             return
         kept = np.ones(len(self.loop), np.bool_)
-        for comm_id in gone:
-            comm = self.comms.pop(comm_id)
-            kept[comm.rows] = False
-            self.unused += comm.unused
-            self.dropped += sum(comm.dropped.values())
-            self.switches += comm.switches
+        kept[np.concatenate([comm.rows for comm in gone])] = False
         self.loop.keep(kept)
-        self._running = self._running[kept]
+        self.phases.keep(kept)
         moved = np.cumsum(kept) - 1
         for comm in self.comms.values():
             comm.rows = moved[comm.rows]
@@ -174,39 +122,8 @@ class Coordinator:
         """Keys that are new to a communicator."""
         comm.rows = np.append(comm.rows, len(self.loop) + np.arange(len(keys)))
         comm.keys = np.append(comm.keys, np.array(keys, np.int64))
-        self._running = np.append(self._running, np.zeros(len(keys)))
-        self.loop.grow(self._keys(comm, keys))
-
-    def _keys(self, comm: Communicator, keys: list[int]) -> Keys:
-        """Keys of a communicator, before NCCL's own costs are known."""
-        collective, pipelined, nbytes = zip(*(key_parts(key) for key in keys), strict=True)
-        n, member = len(keys), comm.example
-        chunks = np.zeros((n, N_PAIRS, N_CHUNKS), np.bool_)
-        chunks[:, 1:, [CHUNK_VALUES.index(c) for c in self.experiment.actions.chunk_bytes]] = True
-        chunks[:, OWN_PAIR, 0] = True
-        return Keys(
-            group=np.full(n, comm.number),
-            identity=np.array(keys, np.uint64) + np.uint64(comm.number << 16),
-            # Communicators of one shape draw alike, in whichever order they come.
-            salt=np.array(keys, np.uint64) + np.uint64((member.ranks << 40) + (member.nodes << 16)),
-            collective=np.array(collective, np.int64),
-            nbytes=np.array(nbytes, np.int64),
-            pipelined=np.array(pipelined, np.bool_),
-            cost=np.zeros((n, N_PAIRS), np.float32),
-            channels=np.stack([self._valid(key) for key in keys]),
-            chunks=chunks,
-            context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
-        )
-
-    def _valid(self, key: int) -> Bool:
-        """(N_PAIRS, N_CHANNELS) that the experiment allows for a key. Leaving NCCL alone is always possible."""
-        valid = np.zeros((N_PAIRS, N_CHANNELS), np.bool_)
-        if self.plan.valid is None:
-            valid[:, [CHANNEL_VALUES.index(c) for c in self.experiment.actions.channels]] = True
-        elif key in self.plan.valid:
-            valid |= self.plan.valid[key]
-        valid[OWN_PAIR, 0] = True
-        return valid
+        self.phases.grow(len(keys))
+        self.loop.grow(self.plan.keys(comm, keys))
 
     def _offer(self, comm: Communicator, report: CommReport) -> None:
         """NCCL's own cost tables, as one rank saw them: what it marks -1 is not available."""
@@ -221,19 +138,19 @@ class Coordinator:
 
     # -- one epoch --
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context | None:
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext | None:
         """Takes one runner's epoch. Returns the next context once it is there."""
-        if runner not in self._runners:
+        if runner not in self.membership.runners:
             # Given up on, or from before a restart of the coordinator: it has to join again.
             return dataclasses.replace(self.context, round_end=True)
-        if epoch < self.epoch:
+        if epoch < self.phases.epoch:
             return self.context  # asked again: that epoch is closed
         self._reports[runner] = comms
         if entropy is not None:
             self._entropy.append(entropy)
         return None if self.missing_reports() else self.close_epoch()
 
-    def close_epoch(self, *, cut: bool = False) -> Context:
+    def close_epoch(self, *, cut: bool = False) -> EpochContext:
         """Reduces what was reported, moves the run on, and makes the next context. ``cut`` ends the round as well, so
         that whoever drives the runners can bring back the ones that are missing."""
         reports: dict[int, list[CommReport]] = {comm: [] for comm in self.comms}
@@ -247,15 +164,9 @@ class Coordinator:
         self._notice(self.loop.observe(measured(parts)), parts)
         due = self.loop.due()
         rewards = self._judge(due, parts, phases)
-        if self._entropy:
-            self._round_entropy.append(float(np.mean(self._entropy)))
+        self.phases.end_epoch(row, self._entropy)
         self._reports, self._entropy = {}, []
-        self.epoch += 1
-        self._epochs_in_round += 1
-        self.collectives += len(row)
-        self._running = self._running * _FADING + np.bincount(row, minlength=len(self.loop))
-        self._enter(self._phase())
-        round_end = self.context.watching or self._epochs_in_round >= self.experiment.epochs.per_round
+        round_end = self.context.watching or self.phases.epochs_in_round >= self.experiment.epochs.per_round
         if round_end or cut:
             self._end_round()
         self.context = self._context(due, rewards, round_end=round_end or cut)
@@ -285,7 +196,7 @@ class Coordinator:
             actions=comm.asked(collectives),
         )
 
-    def _notice(self, alarms: list[control.Alarm], parts: list[Part]) -> None:
+    def _notice(self, alarms: list[control.Drift], parts: list[Part]) -> None:
         first = np.cumsum([0, *(len(part.rows) for part in parts)])
         for alarm in alarms:
             comm_id = next(c for c, comm in self.comms.items() if alarm.row in comm.rows)
@@ -296,15 +207,15 @@ class Coordinator:
             if alarm.sample >= 0:
                 of = int(np.searchsorted(first, alarm.sample, "right")) - 1
                 dseq = int(parts[of].collectives["dseq"][alarm.sample - first[of]])
-            self.alarms.append(Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.epoch))
+            self.alarms.append(Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.phases.epoch))
             log.info("drift on %s at call %d: adapting", key_name(key), dseq)
             if self._at_baseline(comm):
                 comm.reward.shift()
 
     def _at_baseline(self, comm: Communicator) -> bool:
         """What runs on a communicator is NCCL's own choice."""
-        runs = self._running[comm.rows] >= 1
-        return bool((self.loop.phase[comm.rows][runs] == Phase.BASELINE).all())
+        running = comm.rows[self.phases.runs(comm.rows)]
+        return bool((self.loop.phase[running] == Phase.BASELINE).all())
 
     def _judge(self, due: Due, parts: list[Part], phases: list[Int64]) -> dict[int, Float]:
         """By communicator, (R,) the reward of those of its keys that are due."""
@@ -318,10 +229,10 @@ class Coordinator:
             if self._observer is not None:
                 self._observer(
                     Epoch(
-                        number=self.epoch,
+                        number=self.phases.epoch,
                         comm=part.comm,
                         version=comm.version,
-                        phase=self.phase,
+                        phase=self.phases.phase,
                         samples=part.samples(phase),
                         judged=keys,
                         terms=terms,
@@ -329,50 +240,13 @@ class Coordinator:
                 )
         return rewards
 
-    # -- phases --
-
-    def _phase(self) -> Phase:
-        """Of the keys that make up most of what runs, the one that is furthest behind; a rare key speaks for nobody."""
-        order = np.argsort(-self._running, kind="stable")
-        share = np.cumsum(self._running[order])
-        if not len(order) or share[-1] <= 0:
-            return self.phase
-        most = order[: int(np.searchsorted(share, _MOST * share[-1])) + 1]
-        return Phase(min(self.loop.phase[most].tolist(), key=_BEHIND.index))
-
-    def _enter(self, phase: Phase) -> None:
-        if phase is not self.phase:
-            self.phase, self._phase_since = phase, self.round
-
     def _end_round(self) -> None:
-        self.history.append(
-            Round(
-                round=self.round,
-                epoch=self.epoch,
-                phase=self.phase.name.lower(),
-                entropy=float(np.mean(self._round_entropy)) if self._round_entropy else None,
-                collectives=self.collectives,
-                versions={f"{c:x}": comm.version for c, comm in self.comms.items()},
-                keys=self._keys_by_phase(),
-            )
-        )
-        del self.history[:-HISTORY_ROUNDS]
-        self._round_entropy = []
-        self.round += 1
-        self._epochs_in_round = 0
+        self.phases.end_round({f"{c:x}": comm.version for c, comm in self.comms.items()})
         self._forget()
         limit = self.experiment.stop.rounds
-        if limit is not None and self.round >= limit:
+        if limit is not None and self.phases.round >= limit:
             self.stopping = True
         self._store.put(f"{self.plan.run}/state", pack(*self._state()))
-
-    def _keys_by_phase(self) -> dict[str, int]:
-        measured = self.loop.phase[self.loop.measured > 0]
-        return {phase.name.lower(): int(np.count_nonzero(measured == phase)) for phase in Phase}
-
-    @property
-    def rounds_in_phase(self) -> int:
-        return self.round - self._phase_since
 
     # -- agreement --
 
@@ -431,7 +305,7 @@ class Coordinator:
 
     # -- context --
 
-    def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> Context:
+    def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}
         deciding = self.experiment.mode != "observe"
         loop = self.loop
@@ -461,8 +335,8 @@ class Coordinator:
             )
         version = self.next_version
         self.next_version += 1
-        return Context(
-            epoch=self.epoch,
+        return EpochContext(
+            epoch=self.phases.epoch,
             version=version,
             greedy=self.experiment.mode == "shadow",
             watching=bool((loop.measured > 0).any()) and not any(c.need.any() for c in contexts),
@@ -473,39 +347,30 @@ class Coordinator:
             stop=self.stopping,
         )
 
-    def about(self, member: Member) -> observation.Context:
-        """What is known of a communicator before anything is measured."""
-        told = self.experiment
-        return observation.Context(
-            topology=self._topology(member), workload=told.workload, scheduler=told.scheduler, llm=told.llm
-        )
-
-    def _topology(self, member: Member) -> Topology:
-        return Topology(ranks=member.ranks, nodes=member.nodes, **self.plan.topology)
-
     def status(self) -> Status:
         """Where the run stands; safe to ask at any time."""
         unmeasured = {
             f"{c:x}": [key_name(int(key)) for key in comm.keys[self.loop.measured[comm.rows] == 0]]
             for c, comm in self.comms.items()
         }
+        phases, members = self.phases, self.membership
         return Status(
-            epoch=self.epoch,
-            round=self.round,
-            phase=self.phase.name.lower(),
-            rounds_in_phase=self.rounds_in_phase,
-            collectives=self.collectives,
-            switches=self.switches + sum(c.switches for c in self.comms.values()),
+            epoch=phases.epoch,
+            round=phases.round,
+            phase=phases.phase.name.lower(),
+            rounds_in_phase=phases.rounds_in_phase,
+            collectives=phases.collectives,
+            switches=members.switches,
             digest_mismatches=sum(c.agreement.digest_mismatches for c in self.comms.values()),
-            unused=self.unused + self.loop.late + sum(c.unused for c in self.comms.values()),
-            dropped=self.dropped + sum(sum(c.dropped.values()) for c in self.comms.values()),
+            unused=members.unused + self.loop.late,
+            dropped=members.dropped,
             alarms=tuple(self.alarms),
-            history=tuple(self.history),
+            history=tuple(phases.history),
             off={f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},
             unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
-            keys=self._keys_by_phase(),
+            keys=phases.keys(),
             ranks=sum(len(c.members) for c in self.comms.values()),
-            runners=tuple(sorted(self._runners)),
+            runners=members.runners,
         )
 
     # -- durability --
@@ -513,29 +378,24 @@ class Coordinator:
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything that a successor needs, settings left out: it has its own."""
         said = {
-            **{name: getattr(self, name) for name in _COUNTS},
-            "phase": self.phase.name,
+            "next_version": self.next_version,
             "alarms": [dataclasses.asdict(alarm) for alarm in self.alarms],
-            "history": [dataclasses.asdict(round_) for round_ in self.history],
-            "comms": [comm.state() for comm in self.comms.values()],
+            "phases": self.phases.state(),
+            "membership": self.membership.state(),
         }
         return said, {**self.loop.state(), "cost": self.loop.keys.cost}
 
     def _restore(self, said: dict[str, Any], arrays: dict[str, Any]) -> None:
         try:
-            for of in said["comms"]:
-                self.add(Member(**of["example"])).restore(of)
-            for name in _COUNTS:
-                setattr(self, name, int(said[name]))
-            self.phase = Phase[said["phase"]]
+            self.membership.restore(said["membership"])
+            self.next_version = int(said["next_version"])
             self.alarms = [Alarm(**alarm) for alarm in said["alarms"]]
-            self.history = [Round(**round_) for round_ in said["history"]]
             keyed = [comm for comm in self.comms.values() if len(comm.keys)]
             order = np.argsort(np.concatenate([_NONE, *(comm.rows for comm in keyed)]))
-            self.loop.grow(Keys.join([self._keys(comm, comm.keys.tolist()) for comm in keyed]).part(order))
+            self.loop.grow(Keys.join([self.plan.keys(comm, comm.keys.tolist()) for comm in keyed]).part(order))
             self.loop.keys.cost[:] = arrays["cost"]
             self.loop.restore(arrays)
-            self._running = np.zeros(len(self.loop))
+            self.phases.restore(said["phases"])
         except DAMAGED as e:
             raise RunError(f"the state of run {self.plan.run} is damaged: {e!r}; start without --resume") from None
         for comm_id in self.comms:
@@ -545,6 +405,3 @@ class Coordinator:
 
 
 _NONE: Final = np.zeros(0, np.int64)
-_COUNTS: Final = ("epoch", "round", "collectives", "next_version", "numbered", "unused", "dropped", "switches")
-# Phases, the one that is furthest behind first.
-_BEHIND: Final = (Phase.BASELINE, Phase.ADAPT, Phase.LEARN, Phase.EXPLOIT)

@@ -7,10 +7,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from actors.coordinator import Coordinator, Plan, log
-from actors.messages import CommReport, Context, Member
-from actors.status import Epoch, Status
-from dynamiccl_ray.agreement import Answer, Decision, Store
+from dynamiccl_ray.actors.coordinator import Coordinator, log
+from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.control.agreement import Answer, Decision, Store
 
 
 class CoordinatorActor:
@@ -33,14 +34,14 @@ class CoordinatorActor:
     def _observe(self, epoch: Epoch) -> None:
         self._observed.append(epoch)
 
-    async def join(self, runner: str, members: list[Member]) -> Context:
+    async def join(self, runner: str, members: list[Member]) -> EpochContext:
         return self._core.join(runner, members)
 
-    async def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
+    async def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         context = self._core.report(runner, epoch, comms, entropy)
         if context is None:
-            await self._wait(lambda: self._core.epoch > epoch, self.REPORT_WAIT_S)
-            if self._core.epoch == epoch:
+            await self._wait(lambda: self._core.phases.epoch > epoch, self.REPORT_WAIT_S)
+            if self._core.phases.epoch == epoch:
                 for late in self._core.missing_reports():
                     log.warning("runner %s did not report epoch %d in time", late, epoch)
                     self._core.leave(late)

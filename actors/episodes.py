@@ -9,6 +9,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+TEACHER: Final = "teacher"
+"""Column of a training batch: what a policy that knew every time would have chosen."""
+
 
 @dataclass(eq=False, kw_only=True)
 class Episodes:

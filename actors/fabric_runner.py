@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from actors.episodes import Episodes
-from actors.runner import PolicyRunner
-from actors.streams import OBSERVATION_SPACE
-from dynamiccl_ray import policy
-from dynamiccl_ray.reward import means
-from dynamiccl_ray.simulation import Simulation
+from dynamiccl_ray.actors.episodes import Episodes
+from dynamiccl_ray.actors.runner import PolicyRunner
+from dynamiccl_ray.actors.streams import OBSERVATION_SPACE
+from dynamiccl_ray.agent import policy
+from dynamiccl_ray.agent.reward import means
+from dynamiccl_ray.simulation.streams import Simulation
 
 TEACHER = "teacher"
 """Column of a training batch: what a policy that knew every time would have chosen."""

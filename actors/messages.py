@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.agreement import Answer, Decision
 from dynamiccl_ray.arrays import Float, Int64
+from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.loop import Due
 
 COLLECTIVE_DTYPE: Final = np.dtype(
@@ -113,7 +113,7 @@ class CommContext:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Context:
+class EpochContext:
     """What every runner is told after an epoch."""
 
     epoch: int
@@ -135,10 +135,10 @@ class Context:
 class Coordination(Protocol):
     """The coordinator as a runner sees it; every call may wait for other runners."""
 
-    def join(self, runner: str, members: list[Member]) -> Context:
+    def join(self, runner: str, members: list[Member]) -> EpochContext:
         """Announces the ranks that a runner serves, or serves now; answers the current context."""
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         """Hands in an epoch; answers the next context once all runners have, or time is up."""
 
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:

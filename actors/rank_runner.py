@@ -16,19 +16,26 @@ from typing import Any, Final
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from actors.messages import COLLECTIVE_DTYPE, Collectives, CommContext, CommReport, Context, Coordination
-from actors.ranks import Rank
-from actors.reduction import Matching
-from actors.runner import PolicyRunner
-from actors.streams import Streams
-from actors.waiting import Waiting
 from dynamiccl_ray.actions import OWN_ACTION, action_of
-from dynamiccl_ray.agreement import Answer
+from dynamiccl_ray.actors.messages import (
+    COLLECTIVE_DTYPE,
+    Collectives,
+    CommContext,
+    CommReport,
+    Coordination,
+    EpochContext,
+)
+from dynamiccl_ray.actors.ranks import Rank
+from dynamiccl_ray.actors.reduction import Matching
+from dynamiccl_ray.actors.runner import PolicyRunner
+from dynamiccl_ray.actors.streams import Streams
+from dynamiccl_ray.actors.waiting import Waiting
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.agreement import Answer
 from dynamiccl_ray.control.drawing import Drawer
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, ChannelError
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge.channel import Channel, Prepared, segment_pid, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segment_pid, segments
 
 log = logging.getLogger("dynamiccl.runner")
 
@@ -166,7 +173,7 @@ class RankRunner(PolicyRunner):
 
     # -- decisions --
 
-    def _switch(self, comm: CommContext, context: Context, decided: Int64) -> None:
+    def _switch(self, comm: CommContext, context: EpochContext, decided: Int64) -> None:
         """Puts the decisions in force on all ranks, or none; skipped when nothing changes."""
         actions = comm.wanted.copy()
         actions[comm.due.row] = decided
@@ -234,7 +241,7 @@ class RankRunner(PolicyRunner):
 
     # -- measuring --
 
-    def _collect(self, context: Context) -> None:
+    def _collect(self, context: EpochContext) -> None:
         """Waits until this epoch's decisions have been measured on every rank here, or time is up."""
         settings = self._experiment.epochs
         if self._advance is not None:
@@ -251,7 +258,7 @@ class RankRunner(PolicyRunner):
         for rank in self._ranks.values():
             rank.look()
 
-    def _collect_in_steps(self, context: Context, advance: Callable[[], None]) -> None:
+    def _collect_in_steps(self, context: EpochContext, advance: Callable[[], None]) -> None:
         """The same with a job that stands still between two steps: time is counted in these."""
         steps = 0
         waiting = Waiting(context, self._version, set(self._served()), clock=lambda: steps)

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from actors.messages import COLLECTIVE_DTYPE, Collectives, Member, RankNews
 from dynamiccl_ray.actions import OWN_ACTION, flat_action
+from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, Collectives, Member, RankNews
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Status
-from plugin_bridge.timers import TimerCheck
+from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Status
+from dynamiccl_ray.plugin_bridge.timers import TimerCheck
 
 _CHUNK_LOG2 = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])
 _ROOM = 1 << 16

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from actors.messages import COLLECTIVE_DTYPE, Collectives
-from actors.status import SAMPLE_DTYPE
+from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, Collectives
+from dynamiccl_ray.actors.status import SAMPLE_DTYPE
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.control.loop import Measured
 

@@ -10,10 +10,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError
 from ray.experimental import internal_kv
 
-from actors.coordinator import Plan
-from actors.coordinator_actor import CoordinatorActor
-from actors.messages import CommReport, Context, Coordination, Member
-from dynamiccl_ray.agreement import Answer, Decision, decision_key
+from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
+from dynamiccl_ray.actors.messages import CommReport, Coordination, EpochContext, Member
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.control.agreement import Answer, Decision, decision_key
 from dynamiccl_ray.errors import RunError
 
 NAMESPACE = "dynamiccl"
@@ -70,10 +70,10 @@ class RemoteCoordination:
         self._store = KvStore()
         self._actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
 
-    def join(self, runner: str, members: list[Member]) -> Context:
+    def join(self, runner: str, members: list[Member]) -> EpochContext:
         return self._wait(self._actor.join.remote(runner, members))
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> Context:
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))
 
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
@@ -86,9 +86,9 @@ class RemoteCoordination:
             abort = Decision(version=version, switch_at=None)
             return Decision.parse(self._store.put_if_absent(decision_key(self._run, comm, version), abort.encode()))
 
-    def _wait(self, reference: Any) -> Context:
+    def _wait(self, reference: Any) -> EpochContext:
         try:
-            context: Context = ray.get(reference, timeout=REPORT_LIMIT_S)
+            context: EpochContext = ray.get(reference, timeout=REPORT_LIMIT_S)
             return context
         except (GetTimeoutError, RayActorError) as e:
             raise RunError(f"the coordinator of run {self._run} has not answered for {REPORT_LIMIT_S:.0f} s") from e

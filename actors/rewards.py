@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from actors.messages import Collectives, RankNews
+from dynamiccl_ray.actors.messages import Collectives, RankNews
+from dynamiccl_ray.agent.reward import Floats, Inputs, Reward, terms, tier_penalty
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.control.loop import Outcome
-from dynamiccl_ray.reward import Floats, Inputs, Reward, terms, tier_penalty
 
 # Steps that some rank has not reported yet, and steps that the baseline is the median of.
 _PENDING: Final = 1000

@@ -11,7 +11,7 @@ from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 
-from actors.streams import ACTION_SPACE, OBSERVATION_SPACE
+from dynamiccl_ray.actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 
 Spaces = dict[str, tuple[gym.Space[Any], gym.Space[Any]]]
 SPACES: Spaces = dict.fromkeys((INPUT_ENV_SPACES, DEFAULT_MODULE_ID), (OBSERVATION_SPACE, ACTION_SPACE))

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray.agent.reward import Floats
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.loop import Phase
-from dynamiccl_ray.reward import Floats
 
 SAMPLE_DTYPE: Final = np.dtype(
     [

@@ -10,8 +10,8 @@ import numpy as np
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from actors.messages import CommContext
-from dynamiccl_ray import observation, policy
+from dynamiccl_ray.actors.messages import CommContext
+from dynamiccl_ray.agent import observation, policy
 from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.control.drawing import Drawn
 

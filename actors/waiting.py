@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from actors.messages import Collectives, Context
+from dynamiccl_ray.actors.messages import Collectives, EpochContext
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.keys import N_KEYS
 
@@ -21,7 +21,7 @@ class Waiting:
 
     def __init__(
         self,
-        context: Context,
+        context: EpochContext,
         versions: dict[int, int],
         served: set[int],
         clock: Callable[[], float] = time.monotonic,

@@ -17,13 +17,13 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge import native_dir
-from plugin_bridge.channel import RECORD_DTYPE, Channel, Prepared, segments
-from plugin_bridge.doctor import require_plugin
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.channel import RECORD_DTYPE, Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.doctor import require_plugin
 
 BENCH_NAME: Final = "dynamiccl-plugin-bench"
 _JOB = "dynamiccl_bench"

@@ -23,18 +23,18 @@ import numpy.typing as npt
 from rich.table import Table
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge import native_dir
-from plugin_bridge.bench import hardware
-from plugin_bridge.channel import Channel, Prepared, segments
-from plugin_bridge.doctor import require_plugin
-from plugin_bridge.nccl_job import FREE_RUNNING, HostError, NcclJob
-from plugin_bridge.program import Program
-from plugin_bridge.real_nccl import RealNccl, build_nccl, cuda_headers
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.bench import hardware
+from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.doctor import require_plugin
+from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, HostError, NcclJob
+from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl, build_nccl, cuda_headers
 
 RANKS: Final = 2
 NBYTES: Final = 64 << 10
@@ -49,14 +49,15 @@ Numbers = npt.NDArray[np.float64]
 NONE: Final = "no plugin"
 CSV: Final = "NVIDIA's CSV tuner"
 TUNER: Final = "ours, tuner"
+PROFILER: Final = "ours, profiler"
 BOTH: Final = "ours, tuner and profiler"
 IDLE: Final = "a profiler that does nothing"
 INSPECTOR: Final = "NVIDIA's Inspector"
-SETUPS: Final = (NONE, CSV, TUNER, BOTH, IDLE, INSPECTOR)
+SETUPS: Final = (NONE, CSV, TUNER, PROFILER, BOTH, IDLE, INSPECTOR)
 
 
 @dataclass
-class Samples:
+class Timings:
     """Nanoseconds per collective, a number for each batch; an array for each round."""
 
     thread: list[Numbers] = field(default_factory=list)
@@ -98,7 +99,7 @@ def spread(rounds: Sequence[Numbers], without: Sequence[Numbers]) -> dict[str, f
     }
 
 
-def summary(samples: Mapping[str, Samples]) -> dict[str, dict[str, dict[str, float]]]:
+def summary(samples: Mapping[str, Timings]) -> dict[str, dict[str, dict[str, float]]]:
     """By set-up and by clock."""
     none = samples[NONE]
     return {
@@ -112,6 +113,7 @@ def summary(samples: Mapping[str, Samples]) -> dict[str, dict[str, dict[str, flo
 
 
 _TARGETS: Final = (
+    ("our profiler to one that does nothing", PROFILER, IDLE, 1.05),
     ("ours to a profiler that does nothing", BOTH, IDLE, 1.05),
     ("ours to NVIDIA's Inspector", BOTH, INSPECTOR, 1.0),
     ("our tuner to NVIDIA's CSV tuner", TUNER, CSV, 1.0),
@@ -198,7 +200,7 @@ class _Bench:
         self.recorded = 0
         self._choice: _Played | None = None
 
-    def run(self, plugins: Mapping[str, str], setup: str) -> Samples:
+    def run(self, plugins: Mapping[str, str], setup: str) -> Timings:
         """One job of this set-up."""
         self._n += 1
         directory = self._directory / f"job{self._n}"
@@ -233,9 +235,10 @@ class _Bench:
             _until(lambda: job.states() == ["waiting"] * RANKS and min(job.progress()) == 1, job)
             with contextlib.ExitStack() as stack:
                 channels = [stack.enter_context(Channel(path)) for path in segments(name)]
-                if (setup in (TUNER, BOTH)) != bool(channels):
+                if (setup in (TUNER, PROFILER, BOTH)) != bool(channels):
                     raise RunError(f"{setup}: {len(channels)} channels of the plugin; see `dynamiccl doctor`")
-                self._decide(channels)
+                if setup in (TUNER, BOTH):
+                    self._decide(channels)
                 job.set_credit(FREE_RUNNING)
                 recorded = 0
                 deadline = time.monotonic() + _TIMEOUT_S
@@ -261,7 +264,7 @@ class _Bench:
         clocks = [read_clock(text, self._calls) for text in stderr]
         if any(len(thread) != self._batches for thread, _, _ in clocks):
             raise RunError(f"{setup}: {[len(thread) for thread, _, _ in clocks]} batches of {self._batches}")
-        return Samples(
+        return Timings(
             thread=[np.concatenate([thread[_WARM:] for thread, _, _ in clocks])],
             wall=[np.concatenate([wall[_WARM:] for _, wall, _ in clocks])],
             process=[np.concatenate([process[_WARM:] for _, _, process in clocks])],
@@ -288,7 +291,7 @@ class _Bench:
 
     def _decide(self, channels: Sequence[Channel]) -> None:
         """The same for ours."""
-        if not channels or self._choice is None:
+        if self._choice is None:
             return
         count = self._choice.channels
         action = Action(
@@ -331,6 +334,7 @@ def bench_plugin_on_nccl(
     environments: dict[str, dict[str, str]] = {
         NONE: {},
         TUNER: {"NCCL_TUNER_PLUGIN": plugin},
+        PROFILER: {"NCCL_PROFILER_PLUGIN": plugin},
         BOTH: {"NCCL_TUNER_PLUGIN": plugin, "NCCL_PROFILER_PLUGIN": plugin},
         IDLE: {"NCCL_PROFILER_PLUGIN": str(idle)},
     }
@@ -344,7 +348,7 @@ def bench_plugin_on_nccl(
             environments[setup] = {variable: str(make(build))}
         except RunError as e:
             left_out[setup] = f"does not build: {e}"
-    samples: dict[str, Samples] = {setup: Samples() for setup in SETUPS if setup in environments}
+    samples: dict[str, Timings] = {setup: Timings() for setup in SETUPS if setup in environments}
     with tempfile.TemporaryDirectory(prefix="dynamiccl-bench-", dir="/dev/shm") as directory:
         bench = _Bench(build, Path(directory), batches=batches, calls=calls)
         for number in range(rounds):
@@ -383,19 +387,20 @@ def bench_plugin_on_nccl(
 
 def render(document: Mapping[str, Any]) -> Table:
     """For people: microseconds per collective."""
-    table = Table(title=f"What an all-reduce takes of the host under NCCL {document['nccl']}, µs")
-    for name in ("CPU time", "calling thread", "10 to 90 %", "added", "", "added, p10", "process", "added"):
+    table = Table(title=f"CPU time of an all-reduce in the calling thread, NCCL {document['nccl']}, µs")
+    for name in ("", "median", "10 to 90 %", "added", "", "process"):
         table.add_column(name, justify="right" if table.columns else "left", no_wrap=True)
     for setup, clocks in document["setups"].items():
-        thread, process = clocks["thread_ns"], clocks["process_ns"]
-        added = (
-            f"{thread['added'] / 1e3:+.2f}",
-            f"{thread['added_percent']:+.0f} %",
-            f"{thread['added_p10'] / 1e3:+.2f}",
-            f"{process['added'] / 1e3:+.1f}",
+        thread = clocks["thread_ns"]
+        added = "", ""
+        if setup != NONE:
+            added = f"{thread['added'] / 1e3:+.2f}", f"{thread['added_percent']:+.0f} %"
+        table.add_row(
+            setup,
+            f"{thread['p50'] / 1e3:.2f}",
+            f"{thread['p10'] / 1e3:.2f} to {thread['p90'] / 1e3:.2f}",
+            *added,
+            f"{clocks['process_ns']['p50'] / 1e3:.1f}",
         )
-        of_thread = f"{thread['p50'] / 1e3:.2f}", f"{thread['p10'] / 1e3:.2f} to {thread['p90'] / 1e3:.2f}"
-        shown = ("", "", "", "") if setup == NONE else added
-        table.add_row(setup, *of_thread, *shown[:3], f"{process['p50'] / 1e3:.1f}", shown[3])
     table.caption = "\n".join(f"{setup}: {why}" for setup, why in document["left_out"].items()) or None
     return table

@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import numpy as np
 
+from dynamiccl_ray.control.table import ENTRY_DTYPE, DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, ChannelError
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
-from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
-from plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge import native_dir
 
 RECORD_DTYPE: Final = np.dtype(
     [
@@ -234,7 +234,7 @@ class Status:
 
 @dataclass(frozen=True, kw_only=True)
 class JobReport:
-    """What the training script said last; see ``plugin_bridge.job``."""
+    """What the training script said last; see ``dynamiccl_ray.plugin_bridge.job``."""
 
     reports: int
     """Steps that it has reported so far; without any, only ``faults`` means something."""
@@ -380,7 +380,7 @@ class Channel:
         )
 
     def report_step(self, step: int, iteration_s: float, loss: float) -> None:
-        """For the training process itself, one thread at a time; NaN for no loss. See ``plugin_bridge.job``.
+        """For the training process itself, one thread at a time; NaN for no loss. See ``job.py``.
 
         Raises ValueError for a step or a time below 0, or a time that is no number.
         """

@@ -16,7 +16,7 @@ import numpy as np
 from dynamiccl_ray.fabric import nccl_constants as nccl
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_COLLECTIVES, N_PROTOCOLS
-from plugin_bridge.program import Comm
+from dynamiccl_ray.plugin_bridge.program import Comm
 
 _MAGIC: Final = b"DCCLCNST"
 _VERSION: Final = 1

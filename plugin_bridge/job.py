@@ -1,6 +1,6 @@
 """For the training script: tells the control plane how its steps go. Optional, and never in the way.
 
-    from plugin_bridge.job import report_step
+    from dynamiccl_ray import report_step
 
     for step, batch in enumerate(loader):
         began = time.perf_counter()
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from plugin_bridge.channel import Channel, process_alive, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel, process_alive, segments
 
 LOOK_S: Final = 1.0
 """Seconds between two looks for new communicators."""

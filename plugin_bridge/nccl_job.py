@@ -1,5 +1,4 @@
-"""Jobs on a virtual GPU: processes that run a :class:`~plugin_bridge.program.Program` on NCCL, its own or the
-emulated one.
+"""Jobs on a virtual GPU: processes that run a ``Program`` on NCCL, its own or the emulated one.
 
 Two layouts cross the boundary besides the program and the times, and are checked on both sides: the job page
 (``job_host/page.h``) and the log (``gpu/gpu.h``).
@@ -23,9 +22,9 @@ from typing import Any, Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from plugin_bridge import native_dir
-from plugin_bridge.program import SEND_RECV, Program
-from plugin_bridge.times import Times
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.program import SEND_RECV, Program
+from dynamiccl_ray.plugin_bridge.times import Times
 
 HOST_NAME: Final = "dynamiccl-nccl-job"
 PEER_DIED_CODE: Final = 3
@@ -141,7 +140,7 @@ def read_log(path: Path) -> LOG:
 class NcclJob:
     """The processes of a job; a context manager that leaves none of them behind.
 
-    ``library`` is the NCCL to run: one that ``plugin_bridge.real_nccl`` built, or the emulated one. ``env`` is added
+    ``library`` is the NCCL to run: one that ``real_nccl.py`` built, or the emulated one. ``env`` is added
     to the environment of every process, ``env_of`` to that of each node. ``times`` says how long everything takes;
     without, a formula does. ``ranks_per_process`` ranks of a node share a process, a thread each. ``directory``
     receives the program, the times, the job page, the logs and what the processes print.

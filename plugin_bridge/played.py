@@ -13,20 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl_ray.actions import Action
-from dynamiccl_ray.experiment import EmulatedFabric, EmulatedJob, Event, MeasuredFabric
+from dynamiccl_ray.config.experiment import EmulatedFabric, EmulatedJob, Event, MeasuredFabric
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
-from dynamiccl_ray.fabric.clusters import MEASURED, P5EN_FILES, P5EN_GPUS, P5EN_SMS, p5en_belief
-from dynamiccl_ray.fabric.describe import topology_of
+from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.clusters import MEASURED, P5EN, P5EN_FILES, P5EN_GPUS, p5en_belief
 from dynamiccl_ray.fabric.load import IDLE
 from dynamiccl_ray.fabric.physics import Physics
+from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Collective
-from plugin_bridge import native_dir, plugin_path
-from plugin_bridge.constants import Constants, write_constants
-from plugin_bridge.nccl_job import LOG, NcclJob
-from plugin_bridge.program import Comm, Program
-from plugin_bridge.times import Times
+from dynamiccl_ray.plugin_bridge import native_dir, plugin_path
+from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
+from dynamiccl_ray.plugin_bridge.program import Comm, Program
+from dynamiccl_ray.plugin_bridge.times import Times
 
 # The release of NCCL that the emulated one calls itself.
 _VERSION: Final = "2.30.7"
@@ -63,15 +64,21 @@ class PlayedFabric:
     sigma: npt.NDArray[np.float64]
     vendor_us: npt.NDArray[np.float64]
     """(K,) the vendor tuner's measured time in phase 0; NaN where there is none."""
-    topology: dict[str, Any]
-    """The fields of ``observation.Topology`` that a communicator does not know."""
-    gpus_per_node: int
-    sms: int
-    """Streaming multiprocessors of a GPU."""
+    cluster: Cluster
+    """That has these times."""
     program: Program
     comm: Comm
     constants: Constants
     times: Times
+
+    @property
+    def sms(self) -> int:
+        """Streaming multiprocessors of a GPU."""
+        return self.cluster.sms
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.cluster.gpus_per_node
 
     counts_calls = True
     """Events come at a call of the only communicator."""
@@ -168,8 +175,7 @@ class _Layout:
     sigma: npt.NDArray[np.float64]
     vendor_us: npt.NDArray[np.float64]
     """(K,)"""
-    topology: dict[str, Any]
-    sms: int
+    cluster: Cluster
 
 
 def play(fabric: EmulatedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VALUES) -> PlayedFabric:
@@ -213,9 +219,7 @@ def play(fabric: EmulatedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VA
         time_us=time_us,
         sigma=layout.sigma,
         vendor_us=layout.vendor_us,
-        topology=layout.topology,
-        gpus_per_node=local,
-        sms=layout.sms,
+        cluster=layout.cluster,
         program=program,
         comm=comm,
         constants=Constants.of(comm, layout.belief),
@@ -248,8 +252,7 @@ def _emulated(fabric: EmulatedFabric) -> _Layout:
         time_us=time_us,
         sigma=np.where(np.isfinite(time_us), fabric.noise_sigma, np.nan),
         vendor_us=np.full(len(nbytes), np.nan),
-        topology=topology_of(cluster, fabric.nodes).model_dump(exclude={"ranks", "nodes"}),
-        sms=cluster.sms,
+        cluster=cluster,
     )
 
 
@@ -266,8 +269,7 @@ def _measured(fabric: MeasuredFabric) -> _Layout:
         time_us=time_us,
         sigma=sigma,
         vendor_us=base.vendor_us(nbytes),
-        topology={"intra": "nvlink", "inter": "efa", "nvls": True, "tier_max": 3},
-        sms=P5EN_SMS,
+        cluster=find_cluster(P5EN),
     )
 
 

@@ -249,7 +249,7 @@ class Ops:
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """What the host takes for the operations is printed; see :func:`plugin_bridge.bench_nccl.read_clock`."""
+        """What the host takes for the operations is printed; see ``bench_nccl.read_clock``."""
         self._add(_Code.CLOCK, value=0)
         yield
         self._add(_Code.CLOCK, value=1)

@@ -11,19 +11,18 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.config.experiment import Actions, Calls, RealNcclFabric, TrainingGroup
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.experiment import Actions, Calls, RealNcclFabric, TrainingGroup
 from dynamiccl_ray.fabric.cluster_config import Cluster
-from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.load import IDLE
 from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
-from plugin_bridge.nccl_job import LOG, NcclJob
-from plugin_bridge.played import Prices, plugin_env
-from plugin_bridge.program import SEND_RECV, Comm, Ops, Program
-from plugin_bridge.real_nccl import RealNccl, build_nccl
-from plugin_bridge.times import CHUNKS, Times
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
+from dynamiccl_ray.plugin_bridge.played import Prices, plugin_env
+from dynamiccl_ray.plugin_bridge.program import SEND_RECV, Comm, Ops, Program
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl, build_nccl
+from dynamiccl_ray.plugin_bridge.times import CHUNKS, Times
 
 Offered = Mapping[tuple[int, int], Sequence[int]]
 """(Communicator, key) -> pairs that NCCL offers and takes, as the action heads count them."""
@@ -82,10 +81,6 @@ class RealJob:
     def cluster(self) -> Cluster:
         """What the job has of it."""
         return part_of(self.fabric.cluster, self.fabric.ranks_per_node)
-
-    @property
-    def topology(self) -> dict[str, Any]:
-        return topology_of(self.cluster, self.fabric.nodes).model_dump(exclude={"ranks", "nodes"})
 
     def sample(self) -> str:
         """What runs, in words."""

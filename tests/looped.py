@@ -9,18 +9,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, flat_action
+from dynamiccl_ray.agent.observation import Context, Topology, encode_context, part
 from dynamiccl_ray.arrays import Float32, Int64
-from dynamiccl_ray.control.loop import Alarm, Due, Keys, Loop, Measured
-from dynamiccl_ray.control.settings import Control
+from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.control.loop import Drift, Due, Keys, Loop, Measured
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import Context, Topology, encode_context, part
 
 MIB = 1 << 20
 CONTEXT = encode_context(Context(topology=Topology(ranks=16, nodes=2, intra="nvlink", inter="ib")))
 
 
 def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
-    """Of one communicator, from 1 MiB on; all is allowed, but NCCL's own pair is only to be left alone."""
+    """Of one communicator, from 1 MiB on; all is allowed, but NCCL's own pair is only to be left alone. NCCL believes
+    in no other pair, so that what is drawn is what is asked for.
+    """
     channels, chunks = np.ones((n, N_PAIRS, N_CHANNELS), np.bool_), np.ones((n, N_PAIRS, N_CHUNKS), np.bool_)
     channels[:, OWN_PAIR, 1:] = chunks[:, OWN_PAIR, 1:] = False
     identity = np.arange(first, first + n, dtype=np.uint64) + np.uint64(group << 32)
@@ -31,7 +33,7 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
         collective=np.full(n, 4),
         nbytes=MIB << np.arange(n),
         pipelined=np.zeros(n, np.bool_),
-        cost=np.zeros((n, N_PAIRS), np.float32),
+        cost=np.full((n, N_PAIRS), 4.0, np.float32),
         channels=channels,
         chunks=chunks,
         context=np.tile(CONTEXT, (n, 1)),
@@ -53,7 +55,7 @@ def pair(index: int) -> int:
     return int(flat_action(index, 0, 0))
 
 
-def observed(loop: Loop, row: ArrayLike, log_us: ArrayLike, action: ArrayLike | None = None) -> list[Alarm]:
+def observed(loop: Loop, row: ArrayLike, log_us: ArrayLike, action: ArrayLike | None = None) -> list[Drift]:
     """Collectives of these rows in this order, under what is wanted unless an action is given."""
     rows, times = (np.array(x) for x in np.broadcast_arrays(np.atleast_1d(row), log_us))
     actions = loop.wanted[rows] if action is None else np.broadcast_to(action, rows.shape)
@@ -93,7 +95,7 @@ def play(
     seed: int = 0,
     rows: Sequence[int] | None = None,
     drawn: Callable[[Due], Int64] | None = None,
-) -> list[Alarm]:
+) -> list[Drift]:
     """So many rounds: each row is measured as often as it needs, then all that is due is decided."""
     rng, alarms = np.random.default_rng(seed), []
     for _ in range(rounds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dynamiccl_ray.experiment import Online
+from dynamiccl_ray.config.experiment import Online
 
 
 def small_experiment(job: str, **changes: Any) -> Online:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dynamiccl_ray import policy
+from dynamiccl_ray.agent import policy
+from dynamiccl_ray.config.experiment import DEFAULT_POLICY, load
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.experiment import DEFAULT_POLICY, load
-from plugin_bridge.played import play
+from dynamiccl_ray.plugin_bridge.played import play
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [*(ROOT / "experiments" / "online").glob("*.yaml"), ROOT / "dynamiccl_ray" / "data" / "demo.yaml"]

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
+from dynamiccl_ray.agent.observation import Context, Topology
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.observation import Context, Topology
-from dynamiccl_ray.scenario import Scenario, modelled
+from dynamiccl_ray.simulation.scenario import Scenario, modelled
 
 
 def tiny(times_us: Sequence[Sequence[Sequence[float]]], *, starts: Sequence[int], sigma: float = 0.0) -> Scenario:
     """``times_us`` of shape (P, K, pairs): NCCL's own choice first, pairs with NCCL's own channels and chunk. Key k
-    has weight k + 1.
+    has weight k + 1. NCCL believes in no other pair.
     """
     given = np.array(times_us, np.float32)
     times = np.full((*given.shape[:2], N_PAIRS, N_CHANNELS, N_CHUNKS), np.nan, np.float32)
@@ -30,7 +30,7 @@ def tiny(times_us: Sequence[Sequence[Sequence[float]]], *, starts: Sequence[int]
         weight=np.arange(1.0, keys + 1),
         starts=np.array(starts),
         times_us=times,
-        cost=np.zeros((keys, N_PAIRS), np.float32),
+        cost=np.full((keys, N_PAIRS), 4.0, np.float32),
         own_pair=np.zeros(keys, np.int64),
         sigma=sigma,
     )

@@ -16,10 +16,10 @@ import yaml
 
 from benchmarks.gpu.context import checkout_environment, dynamiccl
 from benchmarks.gpu.machine import ROOT
-from dynamiccl_ray.control.settings import Learning
+from dynamiccl_ray.config.control import Learning
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.knobs import CHANNEL_VALUES
-from plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge.channel import segments
 
 DRAWN_SHARE: Final = 0.4
 """Of a key's collectives, those of drawn decisions; as many compare what contends, and the rest settles it."""

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelError, RunError
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Collective, pair_index
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge.channel import ABORT, Channel, Prepared, Status, segments
+from dynamiccl_ray.plugin_bridge.channel import ABORT, Channel, Prepared, Status, segments
 
 Records = npt.NDArray[Any]
 

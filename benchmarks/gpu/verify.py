@@ -16,6 +16,7 @@ import numpy.typing as npt
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.plan import Step
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import OWN
 from dynamiccl_ray.knobs import (
     CHANNEL_VALUES,
     CHUNK_VALUES,
@@ -26,8 +27,7 @@ from dynamiccl_ray.knobs import (
     pair_index,
     pair_name,
 )
-from dynamiccl_ray.table import OWN
-from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED
+from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED
 
 Records = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 from dynamiccl_ray.actions import N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.baselines.method import Bool, Float64, Int64, Method
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 
 class Bandit(Method):

@@ -9,7 +9,7 @@ import numpy as np
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.baselines.method import Float64, Int64, Method
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 # Values along each coordinate of a subspace.
 _LENGTH: Final = np.array([N_CHANNELS, N_CHUNKS])

@@ -9,7 +9,7 @@ import numpy as np
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.baselines.method import Int64, Method, sweep
 from dynamiccl_ray.knobs import N_PAIRS
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 _PAIR, _CHANNELS, _CHUNK = action_parts(np.arange(N_ACTIONS))
 

@@ -7,14 +7,14 @@ from typing import Final
 import numpy as np
 import torch
 
-from dynamiccl_ray import policy
+from dynamiccl_ray.agent import policy
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.baselines.method import Factory, Method
+from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.loop import Loop, Measured
-from dynamiccl_ray.control.settings import Control
-from dynamiccl_ray.scenario import Scenario
-from dynamiccl_ray.simulation import keys_of
+from dynamiccl_ray.simulation.scenario import Scenario
+from dynamiccl_ray.simulation.streams import keys_of
 
 
 def learned(net: policy.PolicyNetwork, control: Control | None = None) -> Factory:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dynamiccl_ray.actions import N_ACTIONS
 from dynamiccl_ray.fabric.dynamics import noise
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]

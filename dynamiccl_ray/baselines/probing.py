@@ -8,7 +8,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, action_parts
 from dynamiccl_ray.baselines.method import Bool, Float64, Int64, Method
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 _CHUNK: Final = action_parts(np.arange(N_ACTIONS))[2]
 

@@ -13,7 +13,7 @@ from dynamiccl_ray.actions import action_of
 from dynamiccl_ray.baselines.method import Factory, Float64, Int64
 from dynamiccl_ray.fabric.dynamics import noise
 from dynamiccl_ray.keys import bytes_name
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 _NOISE: Final = 0
 _METHOD: Final = 1

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from dynamiccl_ray.calibration.calibrated import Calibrated
 from dynamiccl_ray.calibration.model import scales
 from dynamiccl_ray.calibration.samples import Machine
+from dynamiccl_ray.figures import png
 from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.knobs import Collective
-from dynamiccl_ray.report_plots import png
 
 Float64 = NDArray[np.float64]
 

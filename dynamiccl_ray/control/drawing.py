@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dynamiccl_ray import policy
 from dynamiccl_ray.actions import flat_action
+from dynamiccl_ray.agent import policy
 from dynamiccl_ray.arrays import Bool, Float32, Int64, UInt64
 from dynamiccl_ray.control.loop import Due
-from dynamiccl_ray.mixing import gumbel, mix
+from dynamiccl_ray.control.mixing import gumbel, mix
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.agent.lending import Lending, combine, noise_of, stale, worse_than_own
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
-from dynamiccl_ray.evidence import Lending, combine, noise_of, stale
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 # Name -> shape of a row, type, and what a new row is filled with.
@@ -46,7 +46,9 @@ class Contest:
     least: Int64
     """(R,) of what is not behind the best by two standard errors, what has the fewest samples."""
     behind: Int64
-    """(N, 2) index into the R keys, and an action that is behind."""
+    """(N, 2) index into the R keys, and an action that is behind, or may not be chosen."""
+    known: Int64
+    """(M, 2) the same of actions that have so many samples that one more says little."""
 
 
 class Evidence:
@@ -178,26 +180,41 @@ class Evidence:
         """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""
         return self._lending.excess(self.baseline.astype(np.float32))[rows]
 
-    def contest(self, rows: Int64, allowed: Bool, chunks: Bool) -> Contest:
-        """What was measured since the last shift, by how good it is, and is ``allowed`` (R, N_PAIRS, N_CHANNELS) with
-        one of ``chunks`` (R, N_PAIRS, N_CHUNKS).
+    def worse_than_own(self, rows: Int64, *, margin: float, least: int) -> tuple[Int64, Int64]:
+        """Index into ``rows`` and flat action of what the guardrail forbids: what was measured since the last shift,
+        chunk and all, and is slower than NCCL's own choice; see ``lending.worse_than_own``.
+        """
+        mine = self.samples[rows]
+        index, action = np.nonzero(mine >= least)
+        samples = mine[index, action]
+        ratio = self.total[rows[index], action] / samples - self.baseline[rows[index]]
+        worse = worse_than_own(ratio, samples, self.noise[rows][index], margin=margin, least=least)
+        worse &= action != OWN_ACTION
+        return index[worse], action[worse]
+
+    def contest(self, rows: Int64, allowed: Bool, enough: int) -> Contest:
+        """What was measured since the last shift, by how good it is; what is not ``allowed`` (R, N_ACTIONS) is
+        behind whatever is best, and what has ``enough`` samples is known.
         """
         mine = self.samples[rows]
         index, action = np.nonzero(mine)
-        pair, channels, chunk = action_parts(action)
-        kept = allowed[index, pair, channels] & chunks[index, pair, chunk]
-        index, action = index[kept], action[kept]
-        samples = mine[index, action]
+        samples, may = mine[index, action], allowed[index, action]
         mean = self.total[rows[index], action] / samples
-        best = _least_by_row(index, mean, len(rows))
+        best = _least_by_row(index, np.where(may, mean, np.inf), len(rows))
+        best[~np.append(may, False)[best]] = -1
         doubt = np.sqrt(1 / samples + 1 / samples[best[index]])
-        contends = mean - mean[best[index]] <= 2 * self.noise[rows][index] * doubt
+        contends = may & (mean - mean[best[index]] <= 2 * self.noise[rows][index] * doubt)
         least = _least_by_row(index[contends], samples[contends], len(rows))
         return Contest(
             best=np.append(action, OWN_ACTION)[best],
             least=np.append(action[contends], OWN_ACTION)[least],
             behind=np.stack([index[~contends], action[~contends]], -1),
+            known=np.stack([index, action], -1)[samples >= enough],
         )
+
+    def pairs_tried(self, rows: Int64) -> Bool:
+        """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""
+        return np.asarray((self.samples[rows] > 0).reshape(-1, N_PAIRS, N_CHANNELS * N_CHUNKS).any(-1))
 
     # -- durability --
 

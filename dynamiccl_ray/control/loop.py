@@ -17,20 +17,24 @@ from enum import IntEnum
 from typing import Any, Final, TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.agent.observation import SIZE, STATIC_SIZE, KeyView, encode, relative_cost
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, UInt64
+from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.evidence import Evidence
-from dynamiccl_ray.control.settings import Control
 from dynamiccl_ray.control.trigger import Cusum
-from dynamiccl_ray.evidence import worse_than_own
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import SIZE, STATIC_SIZE, KeyView, encode
 
 # Collectives of an action before drift is looked for in further ones.
 _KNOWN: Final = 8
 # A time counts as no more than so many standard deviations above the median of its decision, of two the lesser.
 _OUTLIER: Final = 4.0
+# Draws of an action after which one more says little; and by how much, as a log, NCCL may believe a pair to be slower
+# than the fastest where it is tried once all the same.
+_OFTEN: Final = 4
+_BELIEVED: Final = 1.0
 # Where this share of a communicator's keys have alarmed within so many of their own samples, the network has changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
@@ -137,6 +141,10 @@ class Due:
     where it does, the best, in place of what is behind."""
     behind: Int64
     """(N, 2) index into these R, and a flat action that was measured and is behind the best with confidence."""
+    known: Int64
+    """(M, 2) the same of actions that were measured often."""
+    untried: Int64
+    """(R,) a flat action of a pair that was not measured yet, and that NCCL believes in; -1 where there is none."""
     takes: Int64
     """(R,) samples that the decision will take."""
     observation: Float32
@@ -148,26 +156,43 @@ class Due:
         columns = {name: getattr(self, name)[chosen] for name in _OF_DUE}
         back = np.full(len(self.row), -1)
         back[chosen] = np.arange(len(chosen))
-        kept = self.behind[back[self.behind[:, 0]] >= 0]
-        behind = np.stack([back[kept[:, 0]], kept[:, 1]], -1)
-        return Due(**columns, behind=behind, outcome=_part(self.outcome, chosen))
+        of_part = {}
+        for name in ("behind", "known"):
+            pairs = getattr(self, name)
+            kept = pairs[back[pairs[:, 0]] >= 0]
+            of_part[name] = np.stack([back[kept[:, 0]], kept[:, 1]], -1)
+        return Due(**columns, **of_part, outcome=_part(self.outcome, chosen))
 
     def actions(self, drawn: Int64) -> Int64:
-        """(R,) what is decided where the policy has drawn flat actions for those keys that it decides, in order."""
+        """(R,) what is decided where the policy has drawn flat actions for those keys that it decides, in order.
+
+        A draw that would only repeat what is known goes to a pair that nobody has tried: however sure a policy is, it
+        may never have seen a machine like this one.
+        """
         wanted = self.fixed.copy()
         wanted[self.draw] = drawn
         behind = self.behind[wanted[self.behind[:, 0]] == self.behind[:, 1], 0]
         wanted[behind] = self.fixed[behind]
+        known = self.known[wanted[self.known[:, 0]] == self.known[:, 1], 0]
+        known = known[self.draw[known] & (self.untried[known] >= 0)]
+        wanted[known] = self.untried[known]
         return wanted
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Alarm:
+class Drift:
     """Drift found on a key."""
 
     row: int
     sample: int
     """Index, among what was observed, of the collective that raised it; -1 for one that was observed before."""
+
+
+def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:
+    """(N,) what the draws of a communicator's keys depend on: communicators of one shape draw alike, in whichever order
+    they come.
+    """
+    return np.asarray(keys, np.uint64) + np.uint64((ranks << 40) + (nodes << 16))
 
 
 class Loop:
@@ -230,11 +255,8 @@ class Loop:
 
     def offer(self, row: int, cost_us: Float32) -> None:
         """NCCL's own costs (N_PAIRS - 1,) for a key: what it marks -1 is not available."""
-        offered = cost_us >= 0
-        self.forbidden[row, 1:] |= ~offered[:, None]
-        if offered.any():
-            cheapest = max(float(cost_us[offered].min()), 1e-9)
-            self.keys.cost[row, 1:] = np.where(offered, np.log(np.maximum(cost_us, 1e-9) / cheapest), 0.0)
+        self.forbidden[row, 1:] |= ~(cost_us >= 0)[:, None]
+        self.keys.cost[row] = relative_cost(cost_us[None])[0]
 
     def forbid(self, row: int, action: int) -> None:
         """NCCL did not take an action for a key: its pair is never asked for again; of NCCL's own, its channels."""
@@ -251,7 +273,7 @@ class Loop:
         """(K,) samples that the decision of each key still takes."""
         return np.maximum(self._missing(self._pending), 0)
 
-    def observe(self, samples: Measured) -> list[Alarm]:
+    def observe(self, samples: Measured) -> list[Drift]:
         """What ran since the last call."""
         self.idle += 1
         self.idle[samples.row] = 0
@@ -272,7 +294,7 @@ class Loop:
         takes = np.where(self._over, 0, takes)
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
 
-    def _close(self, samples: Measured, index: Int64) -> list[Alarm]:
+    def _close(self, samples: Measured, index: Int64) -> list[Drift]:
         """Decisions that have all of their samples."""
         if not len(samples.row):
             return []
@@ -309,7 +331,7 @@ class Loop:
         self._over[rows] = True
         if not quiet.all():
             self._agree(rows[~quiet])
-        return [Alarm(row=int(rows[i]), sample=int(index[first[i] + alarm[i]])) for i in np.flatnonzero(~quiet)]
+        return [Drift(row=int(rows[i]), sample=int(index[first[i] + alarm[i]])) for i in np.flatnonzero(~quiet)]
 
     def _judge(self, rows: Int64, actions: Int64, mean: Float64, known: Bool) -> None:
         """The outcome of decisions, before they are recorded."""
@@ -349,14 +371,15 @@ class Loop:
     def due(self) -> Due:
         """Keys that need a decision."""
         rows = np.flatnonzero(self._over)
-        contest = self.evidence.contest(rows, self.allowed(rows), self.keys.chunks[rows])
+        allowed = self.allowed(rows)
         learning, done = self.control.learning, self.decisions[rows]
+        contest = self.evidence.contest(rows, allowed.reshape(-1, N_ACTIONS), _OFTEN * learning.draw_samples)
         draw = done < learning.draws
         comparing = ~draw & (done < learning.draws + learning.compares)
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= learning.draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
-        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen]))
+        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], allowed[seen]))
         return Due(
             row=rows,
             identity=self.keys.identity[rows],
@@ -366,6 +389,8 @@ class Loop:
             draw=draw,
             fixed=np.where(comparing, contest.least, contest.best),
             behind=contest.behind[draw[contest.behind[:, 0]]],
+            known=contest.known,
+            untried=self._untried(rows, allowed),
             takes=np.where(draw, learning.draw_samples, learning.compare_samples),
             observation=observation,
             outcome=_part(self._outcome, rows),
@@ -384,15 +409,27 @@ class Loop:
         self.phase[rows] = np.where(settled, Phase.EXPLOIT, again)
 
     def allowed(self, rows: Int64) -> Bool:
-        """(R, N_PAIRS, N_CHANNELS) what may be chosen, and the guardrail does not forbid."""
-        evidence, guardrail = self.evidence, self.control.guardrail
-        ratio, samples, noise = evidence.ratio(rows), evidence.by_channels[rows], evidence.noise[rows]
-        worse = worse_than_own(ratio, samples, noise, margin=guardrail.margin, least=guardrail.samples)
+        """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
+        guardrail = self.control.guardrail
         there = np.array(CHANNEL_VALUES) <= self.most_channels[rows][:, None, None]
-        return np.asarray(self.keys.channels[rows] & ~self.forbidden[rows] & there & ~worse)
+        channels = self.keys.channels[rows] & ~self.forbidden[rows] & there
+        allowed = channels[..., None] & self.keys.chunks[rows][:, :, None]
+        index, action = self.evidence.worse_than_own(rows, margin=guardrail.margin, least=guardrail.samples)
+        allowed.reshape(-1, N_ACTIONS)[index, action] = False
+        return np.asarray(allowed)
 
-    def view(self, rows: Int64) -> KeyView:
-        """What the policy sees of these keys."""
+    def _untried(self, rows: Int64, allowed: Bool) -> Int64:
+        """(R,) see ``Due``: of the pairs, with NCCL's own channels and chunk, the one that NCCL believes in most."""
+        cost = self.keys.cost[rows]
+        worth = allowed[:, :, 0, 0] & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
+        worth[:, OWN_PAIR] = False
+        pair = np.where(worth, cost, np.inf).argmin(-1)
+        return np.where(worth.any(-1), flat_action(pair, 0, 0), -1)
+
+    def view(self, rows: Int64, allowed: Bool) -> KeyView:
+        """What the policy sees of these keys. It draws channels and chunk apart: a value is masked where all that it
+        can be part of is; what else is not ``allowed`` is replaced once it is drawn.
+        """
         evidence, keys, learning = self.evidence, self.keys, self.control.learning
         channels, chunks = evidence.estimates(rows)
         just_shifted = (self.shifts[rows] > 0) & (self.decisions[rows] == 0)
@@ -414,8 +451,8 @@ class Loop:
             congestion=_known(evidence.last[rows] - evidence.fastest[rows]),
             skew=evidence.skew[rows].astype(np.float32),
             heat=np.where(self.decisions[rows] < learning.draws, learning.heat, 0.0).astype(np.float32),
-            valid_channels=self.allowed(rows),
-            valid_chunks=keys.chunks[rows],
+            valid_channels=np.asarray(allowed.any(-1)),
+            valid_chunks=np.asarray(allowed.any(-2)),
         )
 
     # -- durability --
@@ -445,7 +482,7 @@ _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_watched": OWN_ACTION, "_alarm_at": -(1 << 62),
 }  # fmt: skip
-_OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "takes", "observation")
+_OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "untried", "takes", "observation")
 _NONE: Final = np.zeros(0, np.int64)
 _NOTHING: Final = Measured(row=_NONE, action=_NONE, log_us=np.zeros(0), skew=np.zeros(0))
 

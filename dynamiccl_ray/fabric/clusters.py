@@ -15,8 +15,8 @@ MEASURED: Final = Path(__file__).parents[1] / "data" / "measured"
 
 P5EN_GPUS: Final = 8
 """GPUs of a p5en.48xlarge."""
-P5EN_SMS: Final = 132
-"""Streaming multiprocessors of its H200."""
+P5EN: Final = "p5en-h200-efa"
+"""The preset that describes it."""
 P5EN_FILES: Final = ("aws_p5en_allreduce_2to128nodes.csv", "aws_p5en_tuner_comparison_8_16nodes.csv")
 _P5EN_CHANNELS_FILE: Final = "aws_p5en_allreduce_nchannels.csv"
 

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.physics import Physics
+from dynamiccl_ray.figures import pair_colour, png
 from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PROTOCOLS, OWN_PAIR, Collective, pair_name
-from dynamiccl_ray.report_plots import pair_colour, png
 
 Float64 = NDArray[np.float64]
 Int64 = NDArray[np.int64]

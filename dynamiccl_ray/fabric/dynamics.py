@@ -20,7 +20,7 @@ Length = Annotated[float, Field(ge=2, allow_inf_nan=False)]
 ShareOfLink = Annotated[float, Field(gt=0, le=1)]
 
 
-class Episodes(Section):
+class Spells(Section):
     """Something that comes and goes: a Markov chain of two states, whose stays are geometric."""
 
     mean_gap: Length | None = None
@@ -29,7 +29,7 @@ class Episodes(Section):
     """Collectives that it lasts, on average."""
 
 
-class Flows(Episodes):
+class Flows(Spells):
     """Traffic of others over the same links; each flow comes and goes on its own."""
 
     count: Count = 8
@@ -58,26 +58,26 @@ class Shifts(Section):
     """The new bandwidth is log-uniform from this share of the link as built to all of it."""
 
 
-class SlowRanks(Episodes):
+class SlowRanks(Spells):
     """One rank, any of them, takes longer for its own work."""
 
     most: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.5
     """How much longer is uniform from 1 to this."""
 
 
-class Degraded(Episodes):
+class Degraded(Spells):
     """A cable or a transceiver that trains at a lower speed."""
 
     bandwidth: ShareOfLink = 0.5
 
 
-class Lossy(Episodes):
+class Lossy(Spells):
     """A link that drops packets."""
 
     loss: Annotated[float, Field(gt=0, lt=1)] = 1e-3
 
 
-class Failures(Episodes):
+class Failures(Spells):
     """One network device of a node is down, and its traffic takes the others."""
 
 

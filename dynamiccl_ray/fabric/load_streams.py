@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dynamiccl_ray.fabric.dynamics import Dynamics, Episodes
+from dynamiccl_ray.fabric.dynamics import Dynamics, Spells
 from dynamiccl_ray.fabric.load import Load
 
 Float64 = NDArray[np.float64]
@@ -107,7 +107,7 @@ class LoadStreams:
 class _OnOff:
     """Independent two-state Markov chains of some shape."""
 
-    def __init__(self, episodes: Episodes, shape: tuple[int, ...], seed: np.random.SeedSequence) -> None:
+    def __init__(self, episodes: Spells, shape: tuple[int, ...], seed: np.random.SeedSequence) -> None:
         self._rng: Final = np.random.default_rng(seed)
         self._starts: Final = 1 / episodes.mean_gap if episodes.mean_gap else 0.0
         self._ends: Final = 1 / episodes.mean_length

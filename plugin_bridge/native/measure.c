@@ -251,6 +251,16 @@ void comm_end_measuring(struct comm *comm) {
 
 /* ---- the beginning of a collective ---- */
 
+/* The proxy thread wrote to this memory last: bring it here while there is other work to do. */
+static inline void fetch_to_write(const void *memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64)
+#ifdef __x86_64__
+        __asm__ volatile("prefetchw %0" : : "m"(*((const char *)memory + at))); /* gcc's own only reads */
+#else
+        __builtin_prefetch((const char *)memory + at, 1);
+#endif
+}
+
 /* Under `starting`. NULL if the slot is still in use: the host is so many collectives ahead of the GPU. */
 static struct slot *allocate(struct comm *comm) {
     uint64_t sequence = comm->next_slot++;
@@ -269,6 +279,7 @@ static struct slot *allocate(struct comm *comm) {
     store(&slot->other_stop_ns, 0, relaxed);
     /* All 0 already, unless the last decision here was given up. */
     memset((void *)slot->running, 0, sizeof slot->running);
+    fetch_to_write(&comm->slots[(sequence + 1) % COMM_SLOTS], sizeof *slot);
     return slot;
 }
 

@@ -6,9 +6,9 @@ import os
 import signal
 from typing import Any
 
-from actors.coordinator_actor import CoordinatorActor
-from actors.remote import KvStore
-from dynamiccl_ray.agreement import Answer, Decision
+from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
+from dynamiccl_ray.actors.remote import KvStore
+from dynamiccl_ray.control.agreement import Answer, Decision
 
 
 def pid_of(runner: Any) -> int:

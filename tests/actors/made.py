@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from actors.messages import CommContext, Context
+from dynamiccl_ray.actors.messages import CommContext, EpochContext
+from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.control.loop import Due, Outcome
-from dynamiccl_ray.observation import SIZE
 
 
 def due(ordinal: list[int], *, draw: list[bool] | None = None, observation: Any = None) -> Due:
@@ -25,6 +25,8 @@ def due(ordinal: list[int], *, draw: list[bool] | None = None, observation: Any 
         draw=np.ones(n, np.bool_) if draw is None else np.array(draw, np.bool_),
         fixed=zeros,
         behind=np.zeros((0, 2), np.int64),
+        known=np.zeros((0, 2), np.int64),
+        untried=np.full(n, -1),
         takes=zeros + 2,
         observation=np.zeros((n, SIZE), np.float32) if observation is None else observation,
         outcome=Outcome(known=no, log_speedup=np.zeros(n), switched=no, probed=no, congestion=np.zeros(n)),
@@ -40,8 +42,8 @@ def comm_context(comm: int = 1, *, keys: list[int], **changes: Any) -> CommConte
     return CommContext(comm=comm, keys=np.array(keys, np.int64), **fields)
 
 
-def context(*comms: CommContext, **changes: Any) -> Context:
+def context(*comms: CommContext, **changes: Any) -> EpochContext:
     fields: dict[str, Any] = {
         "epoch": 0, "version": 1, "greedy": False, "watching": False, "apply": True, "round_end": False,
     }  # fmt: skip
-    return Context(comms=comms, **(fields | changes))
+    return EpochContext(comms=comms, **(fields | changes))

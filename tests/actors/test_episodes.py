@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from actors.episodes import Episodes, mean_terms
+from dynamiccl_ray.actors.episodes import Episodes, mean_terms
 
 TERMS = {"primary": 0.5, "sm": -0.25}
 

@@ -15,14 +15,14 @@ import ray
 from crashing import CrashesAfterCommit, CrashesBeforeCommit, Crashing, pid_of
 from small import small_experiment
 
-from actors.coordinator import Plan
-from actors.coordinator_actor import CoordinatorActor
-from actors.remote import KvStore
-from dynamiccl_ray.agreement import Decision
-from plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
-from plugin_bridge.played import play
-from trainers.backends import RayBackend
-from trainers.cluster import start_ray
+from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.remote import KvStore
+from dynamiccl_ray.control.agreement import Decision
+from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
+from dynamiccl_ray.plugin_bridge.played import play
+from dynamiccl_ray.trainers.common.cluster import start_ray
+from dynamiccl_ray.trainers.online.backends import RayBackend
 
 pytestmark = pytest.mark.timeout(240)
 

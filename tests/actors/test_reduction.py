@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.messages import COLLECTIVE_DTYPE, Collectives
-from actors.reduction import MOST_WAITING, Matching
+from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, Collectives
+from dynamiccl_ray.actors.reduction import MOST_WAITING, Matching
 
 
 def collectives(dseq: list[int], times: list[int] | int = 1000, **columns: Any) -> Collectives:

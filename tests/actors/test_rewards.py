@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from test_reduction import collectives
 
-from actors.messages import Collectives, RankNews
-from actors.rewards import JobReward
+from dynamiccl_ray.actors.messages import Collectives, RankNews
+from dynamiccl_ray.actors.rewards import JobReward
+from dynamiccl_ray.agent.reward import Reward
 from dynamiccl_ray.control.loop import Outcome
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
-from dynamiccl_ray.reward import Reward
 
 A, B = (key_of(4, 1 << k, False) for k in (16, 20))
 RING = pair_index(Algorithm.RING, Protocol.SIMPLE)
@@ -113,8 +113,8 @@ def test_the_baseline_of_an_iteration_is_measured_anew_after_a_drift() -> None:
 
 
 def test_only_the_latest_steps_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.rewards._BASELINE_STEPS", 3)
-    monkeypatch.setattr("actors.rewards._PENDING", 2)
+    monkeypatch.setattr("dynamiccl_ray.actors.rewards._BASELINE_STEPS", 3)
+    monkeypatch.setattr("dynamiccl_ray.actors.rewards._PENDING", 2)
     run = _Run()
     for step, seconds in enumerate([9.0, 9.0, 9.0, 2.0, 2.0, 2.0]):
         run.said(_heard({step: (seconds, 1.0)}), baseline=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from made import comm_context, due
 
-from actors.streams import Streams
+from dynamiccl_ray.actors.streams import Streams
+from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.arrays import Float32
 from dynamiccl_ray.control.drawing import Drawn
-from dynamiccl_ray.observation import SIZE
 
 SEQUENCE = 4
 

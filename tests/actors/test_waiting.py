@@ -9,8 +9,8 @@ import pytest
 from made import comm_context, context
 from test_reduction import collectives
 
-from actors.messages import COLLECTIVE_DTYPE
-from actors.waiting import Waiting
+from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE
+from dynamiccl_ray.actors.waiting import Waiting
 
 
 class Clock:

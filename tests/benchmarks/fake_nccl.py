@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.gpu.cases import Case
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol
-from plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge import plugin_path
 
 FUNCTIONS = {
     Collective.BROADCAST: b"Broadcast",

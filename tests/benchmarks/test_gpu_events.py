@@ -10,7 +10,7 @@ import pytest
 from fake_nccl import COLL, KERNEL_CH, Profiler
 
 from benchmarks.gpu import overhead
-from plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge import plugin_path
 
 
 @pytest.fixture

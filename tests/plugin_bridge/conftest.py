@@ -8,8 +8,8 @@ import pytest
 from rig import Rig, play, wait_for
 
 from dynamiccl_ray.errors import ChannelError
-from plugin_bridge.channel import Channel, segments
-from plugin_bridge.nccl_job import NcclJob
+from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
 
 
 @pytest.fixture

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS, Collective
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge import native_dir, plugin_path
-from plugin_bridge.channel import Channel, Prepared, segments
-from plugin_bridge.constants import Constants, write_constants
-from plugin_bridge.nccl_job import LOG, NcclJob
-from plugin_bridge.program import SEND_RECV, Comm, Ops, Program
-from plugin_bridge.times import CHUNKS, Times
+from dynamiccl_ray.plugin_bridge import native_dir, plugin_path
+from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
+from dynamiccl_ray.plugin_bridge.program import SEND_RECV, Comm, Ops, Program
+from dynamiccl_ray.plugin_bridge.times import CHUNKS, Times
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE, NODES = 8, 2

@@ -13,10 +13,10 @@ import numpy as np
 from rig import CALLS, Rig, play, stage, table_key, used_of, wait_for, write_at
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import DecisionTable
-from plugin_bridge.channel import Channel, Prepared
-from plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
+from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared
+from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
 
 RANKS = 8
 SWITCHES = 200

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rig import Rig
 
-from plugin_bridge import native_dir, plugin_path
-from plugin_bridge.bench import BENCH_NAME
-from plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge import native_dir, plugin_path
+from dynamiccl_ray.plugin_bridge.bench import BENCH_NAME
+from dynamiccl_ray.plugin_bridge.channel import segments
 
 PROGRAM = native_dir() / BENCH_NAME
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plugin_bridge.bench_nccl import BOTH, IDLE, INSPECTOR, NONE, Samples, read_clock, spread, summary, targets
+from dynamiccl_ray.plugin_bridge.bench_nccl import (
+    BOTH,
+    IDLE,
+    INSPECTOR,
+    NONE,
+    Timings,
+    read_clock,
+    spread,
+    summary,
+    targets,
+)
 
 
 def test_what_a_process_printed_is_read_per_call() -> None:
@@ -38,9 +48,9 @@ def test_a_spread_is_of_all_rounds_and_relative_to_no_plugin() -> None:
 
 
 def test_the_targets_name_what_was_measured() -> None:
-    def samples(ns: float) -> Samples:
+    def samples(ns: float) -> Timings:
         numbers = [np.full(3, ns)]
-        return Samples(thread=numbers, wall=numbers, process=numbers)
+        return Timings(thread=numbers, wall=numbers, process=numbers)
 
     by_setup = summary({NONE: samples(100), BOTH: samples(208), IDLE: samples(200), INSPECTOR: samples(199)})
     assert by_setup[BOTH]["process_ns"]["added"] == 108

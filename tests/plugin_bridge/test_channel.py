@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from rig import CALLS, Rig, play, stage, table_key, wait_for, write_at
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import ENTRY_DTYPE, DecisionTable
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import N_KEYS
-from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
-from plugin_bridge import native_dir
-from plugin_bridge.channel import (
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.channel import (
     COST_ROW_DTYPE,
     RECORD_DTYPE,
     Channel,
@@ -34,7 +34,7 @@ from plugin_bridge.channel import (
     sanitized,
     segments,
 )
-from plugin_bridge.nccl_job import FREE_RUNNING, HOST_NAME, NcclJob
+from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, HOST_NAME, NcclJob
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "plugin_bridge" / "native"
@@ -179,7 +179,12 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
 # ---- claims ----
 
 
-CLAIM = "import sys; from plugin_bridge.channel import Channel; Channel(__import__('pathlib').Path(sys.argv[1]))"
+CLAIM = """
+import sys
+from pathlib import Path
+from dynamiccl_ray.plugin_bridge.channel import Channel
+channel = Channel(Path(sys.argv[1]))
+"""
 
 
 def test_one_runner_at_a_time(segment: tuple[NcclJob, Path]) -> None:
@@ -200,7 +205,7 @@ def test_one_runner_at_a_time(segment: tuple[NcclJob, Path]) -> None:
 
 def test_a_killed_runner_gives_its_claim_back(segment: tuple[NcclJob, Path]) -> None:
     _, path = segment
-    script = CLAIM.replace("Channel(__", "c = Channel(__") + "; print('ok', flush=True); sys.stdin.read()"
+    script = CLAIM + "print('ok', flush=True); sys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as runner:

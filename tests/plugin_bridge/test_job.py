@@ -15,16 +15,16 @@ import pytest
 from rig import Rig, play, wait_for, write_at
 
 from dynamiccl_ray.errors import ChannelError
-from plugin_bridge import plugin_path
-from plugin_bridge.channel import Channel, JobReport, segments
-from plugin_bridge.job import Reporter, report_fault, report_step
+from dynamiccl_ray.plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge.channel import Channel, JobReport, segments
+from dynamiccl_ray.plugin_bridge.job import Reporter, report_fault, report_step
 
 ROOT = Path(__file__).parents[2]
 
 # A training script: makes communicators as NCCL would, through the plugin's own interface, and does what it is told.
 SCRIPT = """
 import ctypes, os, sys
-from plugin_bridge import job
+from dynamiccl_ray.plugin_bridge import job
 
 class Tuner(ctypes.Structure):
     _fields_ = [(name, ctypes.c_void_p) for name in ("name", "init", "decide", "end")]

@@ -31,9 +31,9 @@ from rig import (
 )
 
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, Algorithm, Collective, Protocol, pair_index
-from plugin_bridge import native_dir
-from plugin_bridge.constants import Constants, write_constants
-from plugin_bridge.nccl_job import (
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.nccl_job import (
     FREE_RUNNING,
     HOST_NAME,
     LOG_DTYPE,
@@ -42,8 +42,8 @@ from plugin_bridge.nccl_job import (
     NcclJob,
     agreement_violations,
 )
-from plugin_bridge.program import Comm, Ops, Program
-from plugin_bridge.times import CHUNKS, Times
+from dynamiccl_ray.plugin_bridge.program import Comm, Ops, Program
+from dynamiccl_ray.plugin_bridge.times import CHUNKS, Times
 
 ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent / "native"

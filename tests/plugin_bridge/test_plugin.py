@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from rig import BELIEF, CALLS, MIB, Rig, belief_of, exec_ns, indices, play, stage, table_key, used_of, write_at
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import ENTRY_DTYPE, DecisionTable
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.table import ENTRY_DTYPE, DecisionTable
-from plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, Channel, remove_stale, segments
-from plugin_bridge.nccl_job import LOG, NcclJob, agreement_violations
-from plugin_bridge.program import Comm, Ops
+from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, Channel, remove_stale, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob, agreement_violations
+from dynamiccl_ray.plugin_bridge.program import Comm, Ops
 
 SHIPPED = {
     "2.21": (2, 0),

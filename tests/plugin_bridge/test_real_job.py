@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from dynamiccl_ray.experiment import Actions, Online, RealNcclFabric
+from dynamiccl_ray.config.experiment import Actions, Online, RealNcclFabric
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
-from plugin_bridge.nccl_job import LOG_DTYPE
-from plugin_bridge.real_job import RealJob, part_of, real_job
-from plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG_DTYPE
+from dynamiccl_ray.plugin_bridge.real_job import RealJob, part_of, real_job
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
 
 MIB = 1 << 20
 CHANNELS = Actions(channels=(0, 1, 2, 4, 8))
@@ -39,7 +39,7 @@ def described(**changes: Any) -> RealNcclFabric:
 
 
 def job(**changes: Any) -> RealJob:
-    nowhere = RealNccl(version="0.0.0", source=Path(), directory=Path())
+    nowhere = RealNccl(version="0.0.0", source=Path(), tree=Path(), directory=Path())
     return RealJob(fabric=described(**changes), seed=0, build=nowhere)
 
 

@@ -19,7 +19,7 @@ from real_jobs import Jobs
 from rich.console import Console
 from rich.table import Table
 
-from plugin_bridge.real_nccl import RealNccl, build_nccl
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl, build_nccl
 
 HERE = Path(__file__).parent
 # By module: the subject and what is checked of it.

@@ -15,11 +15,11 @@ import numpy as np
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Collective
-from plugin_bridge import plugin_path
-from plugin_bridge.channel import RECORD_DTYPE, Channel, Status, segments
-from plugin_bridge.nccl_job import NcclJob
-from plugin_bridge.program import Program
-from plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge.channel import RECORD_DTYPE, Channel, Status, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
+from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
 
 AR, AG, RS = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER
 BC = Collective.BROADCAST

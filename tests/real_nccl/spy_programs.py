@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynamiccl_ray.knobs import Collective
-from plugin_bridge.program import Comm, DataType, Program, RankProgram
+from dynamiccl_ray.plugin_bridge.program import Comm, DataType, Program, RankProgram
 
 AR, AG, RS = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER
 BC, RD = Collective.BROADCAST, Collective.REDUCE

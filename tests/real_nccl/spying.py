@@ -21,11 +21,11 @@ from dynamiccl_ray.fabric.belief import Belief, Communicator, Graph
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Algorithm, Collective
-from plugin_bridge import native_dir
-from plugin_bridge.constants import Constants, write_constants
-from plugin_bridge.nccl_job import LOG, LOG_DTYPE, NcclJob
-from plugin_bridge.program import Comm, Program
-from plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG, LOG_DTYPE, NcclJob
+from dynamiccl_ray.plugin_bridge.program import Comm, Program
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
 
 Call = dict[str, Any]
 """A line of the spy's."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from plugin_bridge.bench_nccl import CSV, SETUPS, bench_plugin_on_nccl, render
-from plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.plugin_bridge.bench_nccl import CSV, SETUPS, bench_plugin_on_nccl, render
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
 
 
 def test_all_set_ups_give_numbers(nccl: RealNccl) -> None:

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from real_jobs import AR, KIB, MIB, Jobs
 
-from plugin_bridge.channel import segments
-from plugin_bridge.program import Comm, Ops, Program
+from dynamiccl_ray.plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge.program import Comm, Ops, Program
 
 MANNERS = ("destroy", "finalize", "abort")
 

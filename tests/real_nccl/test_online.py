@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dynamiccl_ray.experiment import Online
-from plugin_bridge.real_nccl import RealNccl
-from trainers.online import run_online
+from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.trainers.online.run import run_online
 
 
 def experiment(build: RealNccl, **changes: Any) -> Online:
@@ -55,9 +55,9 @@ def test_a_job_with_groups_and_collectives_that_run_once_is_learned(nccl: RealNc
     assert summary["switches"] > 10
     assert summary["history"][-1]["phase"] == "exploit"
     # What ran once held nobody up, and stayed as NCCL chose it.
-    assert [row["action"] for row in summary["keys"] if row["comm"] == "world" and row["key"] == "all_reduce/4KiB"] == [
-        "nccl"
-    ]
+    assert [
+        row["action"] for row in summary["keys"] if row["communicator"] == "world" and row["key"] == "all_reduce/4KiB"
+    ] == ["nccl"]
     assert len(summary["after"]) == 1
     # A third of the usual decisions come close.
     for regime, most in ((summary, 1.03), (summary["after"][0], 1.1)):
@@ -65,6 +65,6 @@ def test_a_job_with_groups_and_collectives_that_run_once_is_learned(nccl: RealNc
         assert ratio["default"] > 1.2
         assert ratio["learned_table"] < most, regime["keys"]
     known = [row for row in summary["keys"] if row["oracle_us"] is not None]
-    assert {row["comm"] for row in known} >= {"tensor0", "tensor1", "data0", "data1"}
+    assert {row["communicator"] for row in known} >= {"tensor0", "tensor1", "data0", "data1"}
     # A group of collectives is measured and tuned as one; the model has no time of it.
-    assert any(row["oracle_us"] is None for row in summary["keys"] if row["comm"].startswith("data"))
+    assert any(row["oracle_us"] is None for row in summary["keys"] if row["communicator"].startswith("data"))

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from real_jobs import AG, AR, KIB, MIB, RS, Jobs, Seen
 
-from plugin_bridge.channel import AGGREGATE, DECIDED
-from plugin_bridge.nccl_job import LOG
-from plugin_bridge.program import Program
-from plugin_bridge.timers import HELD_S, TimerCheck
+from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, DECIDED
+from dynamiccl_ray.plugin_bridge.nccl_job import LOG
+from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.timers import HELD_S, TimerCheck
 
 TOLERANCE = 0.05
 CALLS, BATCH = 600, 64

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from real_jobs import AG, AR, BC, KIB, MIB, RS, Jobs, wait_for
 
+from dynamiccl_ray.control.table import Action, DecisionTable
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import Action, DecisionTable
-from plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.program import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = {

@@ -16,8 +16,8 @@ import spy_programs as programs
 from spying import Run, Stage, belief_of, differences, estimates, ids_of, was_starved
 
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
-from plugin_bridge.program import Program
-from plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
 
 NATIVE = Path(__file__).parent / "native"
 # Of both releases together, from the oldest to the newest interface.

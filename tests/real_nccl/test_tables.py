@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from real_jobs import AG, AR, KIB, MIB, Jobs, wait_for
 
+from dynamiccl_ray.control.table import Action, DecisionTable
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import Action, DecisionTable
-from plugin_bridge.channel import Prepared
-from plugin_bridge.nccl_job import agreement_violations
-from plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.channel import Prepared
+from dynamiccl_ray.plugin_bridge.nccl_job import agreement_violations
+from dynamiccl_ray.plugin_bridge.program import Program
 
 CALLS = ((AR, MIB), (AR, 64 * KIB), (AG, 4 * MIB))
 TABLES, MARGIN, STEPS = 12, 40, 2000

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from real_jobs import AR, KIB, MIB, Jobs, wait_for
 
+from dynamiccl_ray.control.table import Action, DecisionTable
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.table import Action, DecisionTable
-from plugin_bridge import plugin_path
-from plugin_bridge.channel import Prepared
-from plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge.channel import Prepared
+from dynamiccl_ray.plugin_bridge.program import Program
 
 # Tuner and profiler, as releases have them together; the plugin has no others.
 TOGETHER = [(6, 6), (5, 5), (4, 4), (4, 3), (4, 2), (3, 1), (2, 1)]

@@ -18,7 +18,7 @@ from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.baselines.run import Trace, run
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.presets import find_cluster
-from dynamiccl_ray.scenario_sampling import Sampling, sample_scenarios
+from dynamiccl_ray.simulation.sampling import Sampling, sample_scenarios
 
 # NCCL's own choice, then the pairs 1 and 2.
 TIMES = [[[10, 8, 20], [30, 40, 25]]]

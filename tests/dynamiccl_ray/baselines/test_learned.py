@@ -9,15 +9,15 @@ from tiny_scenario import tcp, tiny
 from torch import Tensor
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
+from dynamiccl_ray.agent.policy import MASKED, PolicyNetwork
 from dynamiccl_ray.baselines.learned import LearnedPolicy, learned
 from dynamiccl_ray.baselines.run import Trace, run
-from dynamiccl_ray.control.settings import Control, Learning
-from dynamiccl_ray.evaluation import Procedure, gap_closed, play
+from dynamiccl_ray.config.control import Control, Learning
+from dynamiccl_ray.evaluation.measures import Procedure, gap_closed, play
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.knobs import OWN_PAIR
-from dynamiccl_ray.observation import PAIR_FIELDS, part
-from dynamiccl_ray.policy import MASKED, PolicyNetwork
-from dynamiccl_ray.scenario import Scenario
+from dynamiccl_ray.simulation.scenario import Scenario
 
 BUSY = Load(inter_bandwidth=0.2)
 _CERTAIN = 1e4

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from looped import decided, loop_of, observed, pair, play, some_keys
 
-from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
-from dynamiccl_ray.control.settings import Control
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
-from dynamiccl_ray.observation import PAIR_FIELDS, part
 
 # Decisions of ``loop_of`` until a key has settled: those that are drawn, and those that compare.
 DRAWS, COMPARES = 3, 2
@@ -309,7 +309,7 @@ def test_after_a_shift_the_policy_is_told_and_sees_hints_against_the_new_baselin
     assert pairs[PAIR_FIELDS.index("best")] == pytest.approx(-0.1, abs=0.02)
     # A hint: less than one collective, but more than nothing.
     assert 0 < pairs[PAIR_FIELDS.index("samples")] < np.log1p(1) / 4
-    view = loop.view(np.array([0]))
+    view = loop.view(np.array([0]), loop.allowed(np.array([0])))
     assert view.samples[0, OWN_PAIR, 0] == 4
     decided(loop, pair(1))
     observed(loop, [0] * 2, 3.5)
@@ -427,24 +427,58 @@ def test_the_guardrail_holds_while_drawing_comparing_and_exploiting() -> None:
     observed(loop, [0] * 6, 2.95)
     loop.evidence.baseline[0] = 2.8
     for _ in range(10):
-        assert not loop.allowed(np.array([0]))[0, 1, 0]
+        assert not loop.allowed(np.array([0]))[0, 1, 0, 0]
         assert loop.due().fixed.tolist() == [OWN_ACTION]
         decided(loop, OWN_ACTION)
         observed(loop, [0] * 4, 3.0)
         loop.evidence.baseline[0] = 2.8
 
 
-def test_the_guardrail_is_for_all_chunks_of_a_pair_and_channels() -> None:
-    loop = loop_of(some_keys(1), draws=8)
+def test_a_draw_that_would_repeat_what_is_known_goes_to_a_pair_that_nobody_has_tried() -> None:
+    loop = loop_of(some_keys(2), draws=20)
+    # NCCL believes in pairs 2 and 3, in 3 more; 4 is far behind, and 5 is not offered.
+    loop.keys.cost[0, [2, 3, 4]] = 0.8, 0.3, 1.5
+    loop.keys.cost[0, 5], loop.forbidden[0, 5] = 0.0, True
+    wanted: list[list[int]] = []
+    observed(loop, np.repeat([0, 1], 4), 3.0)
+    for _ in range(12):
+        due = loop.due()
+        loop.decide(due.row, due.actions(np.full(due.draw.sum(), pair(1))))
+        wanted.append(loop.wanted.tolist())
+        observed(loop, np.repeat([0, 1], 2), np.repeat(np.where(loop.wanted == pair(1), 2.9, 3.2), 2))
+    of_first, of_second = zip(*wanted, strict=True)
+    # Four draws of two samples say enough.
+    assert of_first[:6] == (pair(1),) * 4 + (pair(3), pair(2))
+    assert set(of_first[6:]) == {pair(1)}, "each is tried once"
+    assert set(of_second) == {pair(1)}
+    # Of part of the keys the same.
+    part_of = loop.due().part(np.array([1]))
+    assert part_of.known.tolist() == [[0, OWN_ACTION], [0, pair(1)]] or part_of.known.tolist() == [[0, pair(1)]]
+    assert part_of.untried.tolist() == [-1]
+    # After a shift nothing has been tried.
+    loop.shift(np.array([0]))
     observed(loop, [0] * 4, 3.0)
-    for chunk in range(4):
-        decided(loop, int(flat_action(5, 2, chunk)))
-        observed(loop, [0] * 2, 3.5)
-    allowed = loop.allowed(np.array([0]))[0]
-    assert not allowed[5, 2]
-    assert allowed[5].sum() == len(CHANNEL_VALUES) - 1
+    assert loop.due().untried[0] == pair(3)
+
+
+def test_the_guardrail_is_for_one_chunk_and_masks_a_value_once_all_that_it_is_part_of_is_worse() -> None:
+    loop = loop_of(some_keys(1), draws=8 * N_CHUNKS)
+    rows, slow = np.array([0]), [int(flat_action(5, 2, chunk)) for chunk in range(N_CHUNKS)]
+    observed(loop, [0] * 4, 3.0)
+    for n, action in enumerate(slow, 1):
+        decided(loop, action)
+        observed(loop, [0] * 8, 3.5)
+        # What was drawn all the same gives way to the best.
+        due = loop.due()
+        assert due.actions(np.array([action])).tolist() == [OWN_ACTION]
+        allowed, seen = loop.allowed(rows)[0], part(due.observation[0], "valid_channels")
+        assert allowed[5, 2].sum() == N_CHUNKS - n
+        assert allowed.sum() == loop.keys.channels.sum() * N_CHUNKS - (N_PAIRS > 0) * (N_CHUNKS - 1) - n
+        assert (seen[5, 2] > 0) == (n < N_CHUNKS)
+        assert seen[5].sum() >= len(CHANNEL_VALUES) - 1
+        assert (part(due.observation[0], "valid_chunks")[5] > 0).all(), "with other channels"
     # Of NCCL's own choice too it is known, and that is always allowed.
-    assert allowed[OWN_PAIR, 0]
+    assert allowed[OWN_PAIR, 0, 0]
 
 
 def test_a_hint_alone_never_makes_the_guardrail_forbid() -> None:
@@ -455,10 +489,10 @@ def test_a_hint_alone_never_makes_the_guardrail_forbid() -> None:
     decided(loop, pair(1))
     observed(loop, [0] * 400, 9 + np.random.default_rng(0).standard_normal(400))
     assert loop.evidence.noise[0] > 0.5
-    assert not loop.allowed(rows)[0, 1, 0]
+    assert not loop.allowed(rows)[0, 1, 0, 0]
     loop.shift(rows)
     observed(loop, [0] * 4, 3.0)
-    assert loop.allowed(rows)[0, 1, 0]
+    assert loop.allowed(rows)[0, 1, 0, 0]
 
 
 # -- what may be chosen --
@@ -469,7 +503,7 @@ def test_what_nccl_does_not_offer_is_not_chosen_and_its_costs_are_seen() -> None
     cost = np.full(N_PAIRS - 1, -1.0, np.float32)
     cost[[3, 5]] = 20.0, 20.0 * np.e
     loop.offer(1, cost)
-    allowed = loop.allowed(np.array([0, 1]))
+    allowed = loop.allowed(np.array([0, 1])).any(-1)
     assert np.flatnonzero(allowed[1].any(-1)).tolist() == [OWN_PAIR, 4, 6]
     assert allowed[0].any(-1).all(), "the other key's are its own"
     assert loop.keys.cost[1].tolist() == pytest.approx(np.eye(N_PAIRS)[6].tolist())
@@ -481,7 +515,7 @@ def test_what_nccl_does_not_offer_is_not_chosen_and_its_costs_are_seen() -> None
     loop.offer(0, np.zeros(N_PAIRS - 1, np.float32))
     assert loop.keys.cost[0].tolist() == [0] * N_PAIRS
     loop.offer(0, np.full(N_PAIRS - 1, -1.0, np.float32))
-    assert np.argwhere(loop.allowed(np.array([0]))[0]).tolist() == [[OWN_PAIR, 0]]
+    assert np.argwhere(loop.allowed(np.array([0]))[0]).tolist() == [[OWN_PAIR, 0, 0]]
 
 
 def test_what_nccl_did_not_take_is_never_asked_for_again_even_if_it_is_offered() -> None:
@@ -491,7 +525,7 @@ def test_what_nccl_did_not_take_is_never_asked_for_again_even_if_it_is_offered()
     loop.forbid(0, int(flat_action(OWN_PAIR, 3, 0)))
     loop.forbid(0, OWN_ACTION)
     loop.offer(0, np.ones(N_PAIRS - 1, np.float32))
-    allowed = loop.allowed(np.array([0]))[0]
+    allowed = loop.allowed(np.array([0])).any(-1)[0]
     assert not allowed[4].any()
     assert np.flatnonzero(~allowed[OWN_PAIR]).tolist() == [3]
     assert allowed[[1, 2, 3, 5]].all()
@@ -500,7 +534,7 @@ def test_what_nccl_did_not_take_is_never_asked_for_again_even_if_it_is_offered()
 def test_no_more_channels_are_asked_for_than_the_communicator_has() -> None:
     loop = loop_of(some_keys(2))
     loop.most_channels[1] = 4
-    allowed = loop.allowed(np.array([0, 1]))
+    allowed = loop.allowed(np.array([0, 1])).any(-1)
     assert allowed[0, 1].all()
     assert np.array(CHANNEL_VALUES)[allowed[1, 1]].tolist() == [0, 1, 2, 4]
 
@@ -593,7 +627,7 @@ def test_a_key_that_comes_later_changes_nothing_for_the_others() -> None:
         for name in ("phase", "wanted", "decisions", "need", "measured", "idle"):
             np.testing.assert_array_equal(getattr(loops[1], name)[:6], getattr(loops[0], name), err_msg=name)
         # Sums over more keys are rounded elsewhere.
-        views = [vars(loop.view(rows)) for loop in loops]
+        views = [vars(loop.view(rows, loop.allowed(rows))) for loop in loops]
         for name, value in views[0].items():
             np.testing.assert_allclose(views[1][name], value, atol=1e-6, err_msg=name)
     assert loops[0].phase.max() > Phase.BASELINE

@@ -13,9 +13,9 @@ from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from looped import loop_of, some_keys
 
-from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, flat_action
+from dynamiccl_ray.agent.observation import part
 from dynamiccl_ray.control.loop import Measured, Phase
-from dynamiccl_ray.observation import part
 
 LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
 GROUPS = 2
@@ -201,8 +201,7 @@ class Interleavings(RuleBasedStateMachine):
         actions = due.actions(np.array(drawn, np.int64))
         allowed = self.loop.allowed(due.row)
         for i, (row, action) in enumerate(zip(due.row.tolist(), actions.tolist(), strict=True)):
-            pair, channels, chunk = action_parts(action)
-            assert action == OWN_ACTION or (allowed[i, pair, channels] and self.loop.keys.chunks[row, pair, chunk])
+            assert action == OWN_ACTION or allowed[i].ravel()[action]
             assert due.draw[i] or action == OWN_ACTION or self.keys[row].recorded[action], "only what was measured"
             self.keys[row].decide(action)
             assert due.takes[i] == self.keys[row].takes

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from dynamiccl_ray.cli import app
+from dynamiccl_ray.cli.app import app
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.crossover import SIZES, crossover, draw_crossover, node_counts
 from dynamiccl_ray.fabric.physics import Physics

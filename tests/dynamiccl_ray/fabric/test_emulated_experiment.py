@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import yaml
 
+from dynamiccl_ray.config.experiment import EmulatedFabric, LoadEvent, Online, load
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.experiment import EmulatedFabric, LoadEvent, Online, load
 from dynamiccl_ray.fabric.cluster_config import load_cluster
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.knobs import CHANNEL_VALUES
-from plugin_bridge.played import play
+from dynamiccl_ray.plugin_bridge.played import play
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 FILES = [EXPERIMENTS / "clusters" / f"{name}.yaml" for name in ("dgx-h100-ndr", "cloud-tcp")]
@@ -88,8 +88,7 @@ def test_a_played_model_has_a_phase_per_load_and_only_channels_that_may_be_asked
     assert played.time_us.shape[:2] == (2, 9)
     asked = np.isfinite(played.time_us).any((0, 1, 2))
     assert [c for c, a in zip(CHANNEL_VALUES, asked, strict=True) if a] == [0, 8, 16]
-    links = {name: played.topology[name] for name in ("intra", "inter", "nvls", "tier_max")}
-    assert links == {"intra": "nvlink", "inter": "ib", "nvls": True, "tier_max": 2}
+    assert played.cluster == fabric.cluster
     assert np.isnan(played.vendor_us).all()
     idle, busy = played.time_us
     assert np.array_equal(np.isfinite(idle), np.isfinite(busy))

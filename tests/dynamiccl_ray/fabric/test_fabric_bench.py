@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from dynamiccl_ray.cli import app
+from dynamiccl_ray.cli.app import app
 
 
 def test_bench_fabric_is_vectorised_and_its_memory_is_flat() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dynamiccl_ray.cli_workload import workload_app
+from dynamiccl_ray.cli.workload import workload_app
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.workloads.trace import Call, write_trace
 

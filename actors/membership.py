@@ -1,0 +1,111 @@
+"""Which runner serves which ranks of which communicators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.messages import Member
+
+# Rounds for which a communicator without ranks is remembered: its runner may only have died.
+_REMEMBERED: Final = 100
+
+
+class Membership:
+    """``comms`` has every communicator by its id, whether its ranks are served or not.
+
+    ``new`` makes one of its number, counted from 0, and one of its ranks.
+    """
+
+    def __init__(self, new: Callable[[int, Member], Communicator]) -> None:
+        self._new: Final = new
+        self.comms: Final[dict[int, Communicator]] = {}
+        self._runners: Final[dict[str, set[tuple[int, int]]]] = {}
+        self._numbered = 0
+        # Of communicators that are gone.
+        self._unused = self._dropped = self._switches = 0
+
+    # -- runners --
+
+    def join(self, runner: str, members: list[Member]) -> None:
+        """A runner serves these ranks from now on, and no others."""
+        served = {(m.comm, m.rank) for m in members}
+        for comm_id, rank in self._runners.get(runner, set()) - served:
+            self.comms[comm_id].members.pop(rank, None)
+        for ranks in self._runners.values():
+            ranks -= served
+        self._runners[runner] = served
+        for member in members:
+            comm = self.comms.get(member.comm) or self.add(member)
+            comm.members[member.rank] = member
+            comm.adopt_from(member)
+
+    def leave(self, runner: str) -> None:
+        """A runner is gone; its ranks wait for another one."""
+        for comm_id, rank in self._runners.pop(runner, set()):
+            self.comms[comm_id].members.pop(rank, None)
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """Names of all that serve, or may again."""
+        return tuple(sorted(self._runners))
+
+    def silent(self, heard: Iterable[str]) -> set[str]:
+        """Runners that serve a rank and are not among these."""
+        return {r for r, ranks in self._runners.items() if ranks} - set(heard)
+
+    # -- communicators --
+
+    def add(self, member: Member) -> Communicator:
+        """A communicator that is new."""
+        comm = self.comms[member.comm] = self._new(self._numbered, member)
+        self._numbered += 1
+        return comm
+
+    def forget(self) -> list[Communicator]:
+        """A round is over: takes out communicators that have been gone for a while."""
+        for comm in self.comms.values():
+            comm.rounds_alone = 0 if comm.members else comm.rounds_alone + 1
+        gone = [self.comms.pop(c) for c, comm in list(self.comms.items()) if comm.rounds_alone > _REMEMBERED]
+        for comm in gone:
+            self._unused += comm.unused
+            self._dropped += sum(comm.dropped.values())
+            self._switches += comm.switches
+        return gone
+
+    # -- counts, of communicators that are gone, too --
+
+    @property
+    def unused(self) -> int:
+        """Collectives and records that taught nothing."""
+        return self._unused + sum(comm.unused for comm in self.comms.values())
+
+    @property
+    def dropped(self) -> int:
+        """Records that were lost between NCCL and the runner."""
+        return self._dropped + sum(sum(comm.dropped.values()) for comm in self.comms.values())
+
+    @property
+    def switches(self) -> int:
+        """Tables that came into force."""
+        return self._switches + sum(comm.switches for comm in self.comms.values())
+
+    # -- durability --
+
+    def state(self) -> dict[str, Any]:
+        """As JSON; runners join again."""
+        return {
+            "comms": [comm.state() for comm in self.comms.values()],
+            "gone": {"numbered": self._numbered} | {name: getattr(self, f"_{name}") for name in _GONE},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state``."""
+        for of in state["comms"]:
+            self.add(Member(**of["example"])).restore(of)
+        for name in ("numbered", *_GONE):
+            setattr(self, f"_{name}", int(state["gone"][name]))
+
+
+_GONE: Final = ("unused", "dropped", "switches")

@@ -1,0 +1,83 @@
+"""What the coordinator is told at the start, and what it knows of a communicator from that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
+from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.messages import Member
+from dynamiccl_ray.agent import observation
+from dynamiccl_ray.agent.observation import Topology
+from dynamiccl_ray.arrays import Bool
+from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.control.loop import Keys, salt_of
+from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.describe import described, topology_of
+from dynamiccl_ray.keys import key_parts
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The experiment, and what it does not say."""
+
+    run: str
+    experiment: Online
+    cluster: Cluster | None = None
+    """That a played job runs on."""
+    topology: Mapping[str, Any] = field(default_factory=dict)
+    """Of another job, the fields of ``Topology`` that no rank can know: links, tiers, NVLS."""
+    played: frozenset[int] | None = None
+    """Ranks that processes stand for, if not all of them."""
+    sms: int | None = None
+    """Streaming multiprocessors of a GPU; None where nobody says."""
+    valid: dict[int, Bool] | None = None
+    """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
+
+    def topology_of(self, member: Member) -> Topology:
+        """Of a rank's communicator."""
+        if self.cluster is not None:
+            return topology_of(self.cluster, member.nodes, member.ranks)
+        return described(self.topology, member.nodes, member.ranks)
+
+    def about(self, member: Member) -> observation.Context:
+        """What is known of a communicator before anything is measured."""
+        told = self.experiment
+        return observation.Context(
+            topology=self.topology_of(member), workload=told.workload, scheduler=told.scheduler, llm=told.llm
+        )
+
+    def keys(self, comm: Communicator, keys: list[int]) -> Keys:
+        """Keys of a communicator for the control loop, before NCCL's own costs are known."""
+        collective, pipelined, nbytes = zip(*(key_parts(key) for key in keys), strict=True)
+        n, member = len(keys), comm.example
+        chunks = np.zeros((n, N_PAIRS, N_CHUNKS), np.bool_)
+        chunks[:, 1:, [CHUNK_VALUES.index(c) for c in self.experiment.actions.chunk_bytes]] = True
+        chunks[:, OWN_PAIR, 0] = True
+        return Keys(
+            group=np.full(n, comm.number),
+            identity=np.array(keys, np.uint64) + np.uint64(comm.number << 16),
+            salt=salt_of(keys, member.ranks, member.nodes),
+            collective=np.array(collective, np.int64),
+            nbytes=np.array(nbytes, np.int64),
+            pipelined=np.array(pipelined, np.bool_),
+            cost=np.zeros((n, N_PAIRS), np.float32),
+            channels=np.stack([self._valid(key) for key in keys]),
+            chunks=chunks,
+            context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
+        )
+
+    def _valid(self, key: int) -> Bool:
+        """(N_PAIRS, N_CHANNELS) that the experiment allows for a key. Leaving NCCL alone is always possible."""
+        valid = np.zeros((N_PAIRS, N_CHANNELS), np.bool_)
+        if self.valid is None:
+            valid[:, [CHANNEL_VALUES.index(c) for c in self.experiment.actions.channels]] = True
+        elif key in self.valid:
+            valid |= self.valid[key]
+        valid[OWN_PAIR, 0] = True
+        return valid

@@ -1,0 +1,135 @@
+"""What measurements say of an action: a key's own, and those of keys that are like it.
+
+Log time ratios to NCCL's own choice change slowly with size, so that keys of one collective on one communicator lend
+each other what they have measured, the less the further their sizes are apart. What is lent is worth less than what
+was measured, however often: it is of another key.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float32]
+
+# What a measurement counts for a key of the same size, and over how many octaves that falls by 1/e.
+_LENT: Final = 0.5
+_OCTAVES: Final = 2.0
+# Standard deviation of log time ratios between keys that lend each other,
+_APART: Final = 0.04
+# of one action's around what its channels, or its chunk, say of it.
+_FLOOR: Final = 0.003
+# and of a ratio before a shift of the network around what it is after.
+_STALE: Final = 0.15
+# Collectives that such a hint counts for at most: one that is measured anew outweighs it, however noisy.
+_HINT: Final = 0.5
+# Of what is not known at all.
+WIDE: Final = 0.5
+# Farthest that two sizes are apart, in octaves, between which a time is expected to lie on a line.
+_BETWEEN: Final = 6.0
+# Logs of standard deviations are in units of this, so that they are small numbers.
+SURE_SCALE: Final = 4.0
+_LEAST_NOISE: Final = 0.005
+_USUAL_NOISE: Final = 0.02
+# What the usual noise counts for, in measurements.
+_PRIOR_FREEDOM: Final = 4.0
+
+
+class Lending:
+    """Which of B keys lend each other, and how much."""
+
+    def __init__(self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike) -> None:
+        """All (B,); keys of one collective lend within a group, whatever the groups' numbers are."""
+        groups, kind = np.asarray(group, np.int64), np.asarray(collective, np.int64)
+        octaves = np.log2(np.maximum(1, np.asarray(nbytes, np.float64)))
+        order = np.lexsort((np.arange(len(groups)), kind, groups))
+        edge = np.flatnonzero((np.diff(groups[order]) != 0) | (np.diff(kind[order]) != 0)) + 1
+        # Of each kind of each group: its rows, and what each of them gets from each.
+        self._blocks: Final[list[tuple[NDArray[np.int64], Floats]]] = []
+        for rows in np.split(order, edge):
+            if len(rows) > 1:
+                near = _LENT * np.exp(-np.abs(octaves[rows, None] - octaves[rows]) / _OCTAVES)
+                self._blocks.append((rows, (near * ~np.eye(len(rows), dtype=np.bool_)).astype(np.float32)))
+        by_size = np.lexsort((octaves, kind, groups))
+        self._by_size: Final = (by_size, groups[by_size], kind[by_size], octaves[by_size])
+
+    def __call__(self, x: Floats, rows: NDArray[np.int64]) -> Floats:
+        """(R, N) for R of the rows: the weighted sum of x (B, N) over the keys that lend to each."""
+        wanted = np.zeros(len(x), np.bool_)
+        wanted[rows] = True
+        out = np.zeros(x.shape, np.float32)
+        for block, weight in self._blocks:
+            if wanted[block].any():
+                out[block] = weight @ x[block]
+        return out[rows]
+
+    def excess(self, log_time: Floats) -> Floats:
+        """(B,): how far each time lies above the line between those of the next smaller and the next larger key that
+        have one; 0 where there is no such pair. Where NCCL's own choice switches too early or too late, its time stands
+        out. NaN is a key without a time.
+        """
+        # A key that has never been measured must not come between two that have.
+        known = np.isfinite(log_time[self._by_size[0]])
+        key, group, kind, octaves = (column[known] for column in self._by_size)
+        time = log_time[key]
+        width = octaves[2:] - octaves[:-2]
+        alike = (group[2:] == group[:-2]) & (kind[2:] == kind[:-2]) & (width > 0) & (width <= _BETWEEN)
+        at = 1 + np.flatnonzero(alike)
+        share = ((octaves[at] - octaves[at - 1]) / width[at - 1]).astype(np.float32)
+        out = np.zeros(len(log_time), np.float32)
+        out[key[at]] = time[at] - (1 - share) * time[at - 1] - share * time[at + 1]
+        return out
+
+
+def combine(
+    total: Floats, samples: Floats, noise: Floats, lending: Lending, rows: NDArray[np.int64]
+) -> tuple[Floats, Floats]:
+    """Mean log time ratio (R, ...) of each action by own and lent measurements, 0 where there are none; and how sure
+    it is, log(``WIDE`` / standard deviation) / ``SURE_SCALE``: 0 where nothing is known. Both of ``rows`` (R,).
+
+    ``total`` and ``samples`` (B, ...) are sums and counts of own log time ratios, ``noise`` (B,) the standard
+    deviation of one. Precisions of independent Gaussian estimates add up.
+    """
+    shape = samples.shape
+    flat_total, flat_samples = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
+    lent = lending(np.concatenate([flat_total, flat_samples], -1), rows)
+    lent_total, lent_samples = lent[:, : flat_total.shape[1]], lent[:, flat_total.shape[1] :]
+    own_total, own_samples, variance = flat_total[rows], flat_samples[rows], (noise[rows] ** 2)[:, None]
+    own = own_samples / (variance + own_samples * np.float32(_FLOOR**2))
+    other = lent_samples / (variance + lent_samples * np.float32(_APART**2))
+    precision = own + other
+    mean = own * own_total / np.maximum(own_samples, 1e-9) + other * lent_total / np.maximum(lent_samples, 1e-9)
+    mean = mean / np.maximum(precision, 1e-9)
+    sure = np.log1p(np.float32(WIDE**2) * precision) / np.float32(2 * SURE_SCALE)
+    out = (len(rows), *shape[1:])
+    return np.asarray(mean.reshape(out), np.float32), np.asarray(sure.reshape(out), np.float32)
+
+
+def stale(samples: NDArray[Any], noise: NDArray[Any]) -> NDArray[Any]:
+    """What counts (B, ...) are worth after a shift: no more than one time that is off by ``_STALE``, and no more than
+    half a collective.
+    """
+    worth = np.minimum((noise / _STALE) ** 2, _HINT)
+    return np.asarray(np.minimum(samples, worth.reshape(-1, *(1,) * (samples.ndim - 1)).astype(samples.dtype)))
+
+
+def worse_than_own(
+    ratio: NDArray[Any], samples: NDArray[Any], noise: NDArray[Any], *, margin: float, least: int
+) -> NDArray[np.bool_]:
+    """What the guardrail forbids, (N,): own mean log time ratios that lie above ``margin`` by two standard errors or
+    more, of at least so many samples. ``noise`` is one time's.
+    """
+    doubt = 2 * noise / np.sqrt(np.maximum(samples, 1e-9))
+    return np.asarray((samples >= least) & (ratio - doubt > margin))
+
+
+def noise_of(squares: ArrayLike, freedom: ArrayLike) -> Floats:
+    """Standard deviation (B,) of the log of one time, from squared deviations within epochs and their degrees of
+    freedom; near the usual where little is known.
+    """
+    square, free = np.asarray(squares, np.float64), np.asarray(freedom, np.float64)
+    variance = (square + _PRIOR_FREEDOM * _USUAL_NOISE**2) / (free + _PRIOR_FREEDOM)
+    return np.sqrt(np.maximum(variance, _LEAST_NOISE**2)).astype(np.float32)

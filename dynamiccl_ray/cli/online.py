@@ -1,0 +1,160 @@
+"""``dynamiccl demo``, ``online`` and ``explain``: the loop on a job, and what it decided."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from dynamiccl_ray.cli.output import AsJson, Without, console, emit
+
+Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
+Nccl = Annotated[
+    Path | None,
+    typer.Option("--nccl", help="Play the job on NCCL's own host code: a source tree of NCCL, or a tarball of one."),
+]
+Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
+
+
+def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None, as_json: bool) -> None:
+    from dynamiccl_ray.report.page import write_report
+    from dynamiccl_ray.report.terminal import terminal_table
+    from dynamiccl_ray.trainers.online.run import run_online
+
+    directory = out or Path("runs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with console.status("starting") as status:
+        summary = run_online(
+            experiment,
+            directory,
+            serial=serial,
+            resume=resume,
+            progress=_progress(status.update),
+            say=lambda what: console.print(what, highlight=False),
+        )
+        status.update("writing the report")
+        report = write_report(directory)
+    summary["report"] = str(report)
+    if as_json:
+        emit(summary)
+        return
+    out_console = Console()
+    out_console.print(terminal_table(summary))
+    for line in _verdict(summary):
+        out_console.print(line, highlight=False)
+    out_console.print(f"report: {report}", highlight=False)
+
+
+def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
+    """One line that says where the run is; phases and events stay on the screen."""
+    seen: dict[str, Any] = {"phase": "", "events": 0}
+
+    def update(status: dict[str, Any]) -> None:
+        last = status["history"][-1] if status["history"] else {"phase": status["phase"], "entropy": None}
+        if last["phase"] != seen["phase"]:
+            console.print(f"[{status['seconds']:6.1f} s] {_PHASE_NEWS[last['phase']]}", highlight=False)
+            seen["phase"] = last["phase"]
+        if len(status["events"]) > seen["events"]:
+            event = status["events"][-1]
+            when = f"at collective {event['at']:,}"
+            console.print(f"[{status['seconds']:6.1f} s] the fabric changes {when}: {event['name']}", highlight=False)
+            seen["events"] = len(status["events"])
+        entropy = "" if last["entropy"] is None else f", entropy {last['entropy']:.2f}"
+        show(
+            f"round {status['round']}, {status['collectives']:,} collectives, {last['phase']}{entropy}, "
+            f"{status['switches']} table switches"
+        )
+
+    return update
+
+
+_PHASE_NEWS = {
+    "baseline": "measuring NCCL's own choice",
+    "learn": "learning",
+    "exploit": "using what was learned; no updates, watching for drift",
+    "adapt": "drift found: learning again from what is known",
+}
+
+
+def _verdict(summary: dict[str, Any]) -> list[str]:
+    lines = []
+    ratio = summary["geomean_vs_oracle"]
+    if ratio:
+        vendor = f", the vendor's tuner {ratio['vendor']:.3f}x" if "vendor" in ratio else ""
+        lines.append(
+            f"time over the best static choice per size: learned {ratio['learned']:.3f}x, "
+            f"NCCL's default {ratio['default']:.3f}x{vendor}"
+        )
+    for after in summary["after"]:
+        ratio = after["geomean_vs_oracle"]
+        if ratio:
+            delay = summary["detection_delay"]
+            lines.append(
+                f'after "{after["event"]}": learned {ratio["learned"]:.3f}x, NCCL\'s default {ratio["default"]:.3f}x'
+                + (f"; noticed after {delay} collectives" if delay is not None else "")
+            )
+    if summary["agreement_violations"] is not None:
+        lines.append(
+            f"{summary['switches']} table switches; collectives on which two ranks differed: "
+            f"{summary['agreement_violations']}"
+        )
+    for comm, why in summary["off"].items():
+        lines.append(f"[yellow]communicator {comm}: tuning is off: {why}[/]")
+    return lines
+
+
+def demo(
+    out: Out = None,
+    serial: Serial = False,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
+    nccl: Nccl = None,
+    as_json: AsJson = False,
+) -> None:
+    """Learn on measured H200 times, survive a congestion event, and report; or a whole job on NCCL's own code."""
+    from dynamiccl_ray.config.experiment import load
+
+    with resources.as_file(resources.files("dynamiccl_ray") / "data") as data:
+        experiment = load(data / ("demo.yaml" if nccl is None else "demo-nccl.yaml"))
+    experiment = experiment.model_copy(update={"seed": seed})
+    if nccl is not None:
+        experiment = experiment.on_nccl(nccl)
+    _run(experiment, out, serial=serial, resume=None, as_json=as_json)
+
+
+def online(
+    experiment: Annotated[Path, typer.Argument(help="An online experiment YAML.")],
+    out: Out = None,
+    serial: Serial = False,
+    resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
+    nccl: Nccl = None,
+    without: Without = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the loop beside a job, or on a played one."""
+    from dynamiccl_ray.config.experiment import load
+
+    settings = load(experiment)
+    if nccl is not None:
+        settings = settings.on_nccl(nccl)
+    settings = settings.model_copy(update={"reward": settings.reward.without(without or ())})
+    _run(settings, out, serial=serial, resume=resume, as_json=as_json)
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(help="Directory of a run.")],
+    key: Annotated[str, typer.Option(help="Only keys whose name contains this.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """What is in force per communicator and size, why, and what it gains."""
+    from dynamiccl_ray.trainers.online.explain import explain_run, explanation_table
+
+    explanation = explain_run(run, key)
+    if as_json:
+        emit(explanation)
+    else:
+        for table in explanation_table(explanation):
+            Console().print(table)

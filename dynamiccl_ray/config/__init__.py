@@ -1,0 +1,1 @@
+"""The YAML files that people write: online experiments and curricula."""

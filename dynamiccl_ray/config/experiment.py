@@ -1,0 +1,398 @@
+"""The experiment YAML of an online run: every setting, its default, its unit and why one would change it.
+
+Unknown keys are errors. Settings that contradict each other are found here, before any process starts.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from dynamiccl_ray.agent.observation import InterLink, IntraLink, Library, Llm, Scheduler, TopologyClass, Workload
+from dynamiccl_ray.agent.reward import Reward
+from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
+from dynamiccl_ray.fabric.load import IDLE, Load
+from dynamiccl_ray.fabric.presets import find_cluster, preset_names
+from dynamiccl_ray.keys import key_name, key_of
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, read_yaml
+
+
+class PlayedEvent(Section, ABC):
+    """A change of a played fabric in the middle of a run, and when it comes."""
+
+    at_collective: Annotated[int, Field(ge=0)] | None = None
+    """Collective at which every rank sees the change."""
+    exploit_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Instead: this many rounds after the policy has been exploited for the first time since the last event."""
+
+    @model_validator(mode="after")
+    def _one_time(self) -> Self:
+        if (self.at_collective is None) == (self.exploit_rounds is None):
+            raise ValueError("give exactly one of at_collective and exploit_rounds")
+        return self
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """What changes, in words."""
+
+
+class Event(PlayedEvent):
+    """A change of the measured fabric."""
+
+    link_bandwidth: Positive | None = None
+    """Bandwidth that is left, as a share of 1."""
+    latency: Positive = 1.0
+    """Factor on the part of the time that does not grow with bytes."""
+    swap_nodes: Count | None = None
+    """Instead: times of the same machine at another node count."""
+
+    @model_validator(mode="after")
+    def _one_change(self) -> Self:
+        if (self.link_bandwidth is None) == (self.swap_nodes is None):
+            raise ValueError("give exactly one of link_bandwidth and swap_nodes")
+        return self
+
+    @property
+    def name(self) -> str:
+        return f"{self.swap_nodes} nodes" if self.swap_nodes else f"links at {self.link_bandwidth:.0%}"
+
+
+class LoadEvent(PlayedEvent):
+    """The load on the emulated fabric from here on; what is not given is as on an idle one. See ``fabric.load``."""
+
+    intra_bandwidth: Positive = 1.0
+    """Bandwidth that is left inside a node, as a share of 1."""
+    inter_bandwidth: Positive = 1.0
+    """Bandwidth that is left on the network, as a share of 1."""
+    intra_latency: Positive = 1.0
+    """Factor on the latency of a hop inside a node."""
+    inter_latency: Positive = 1.0
+    """Factor on the latency of a hop between nodes."""
+    straggler: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0
+    """How much longer the slowest rank takes for its own work."""
+    loss: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the network's packets that are lost."""
+
+    @property
+    def load(self) -> Load:
+        return Load(**{field.name: getattr(self, field.name) for field in fields(Load)})
+
+    @property
+    def name(self) -> str:
+        words = {
+            "intra_bandwidth": "links at {:.0%}",
+            "inter_bandwidth": "network at {:.0%}",
+            "intra_latency": "link latency x{:g}",
+            "inter_latency": "network latency x{:g}",
+            "straggler": "straggler x{:g}",
+            "loss": "{:.2%} loss",
+        }
+        return ", ".join(words[f].format(v) for f in words if (v := getattr(self, f)) != getattr(IDLE, f)) or "idle"
+
+
+class Processes(Section):
+    """Which ranks of the communicator are played by processes of their own."""
+
+    nodes: Count = 2
+    ranks_per_node: Count = 4
+
+
+class PlayedJob(Section, ABC):
+    """What the fabrics share on which processes that load the real plugin play a job, without a GPU."""
+
+    nodes: Count = 8
+    events: tuple[PlayedEvent, ...] = ()
+
+
+class EmulatedJob(PlayedJob, ABC):
+    """On the emulated NCCL: one communicator, of which some ranks are played."""
+
+    processes: Processes = Processes()
+    rate_hz: NotNegative = 2000.0
+    """Collectives per second and rank; 0 for as fast as possible."""
+
+    @property
+    @abstractmethod
+    def gpus_per_node(self) -> int: ...
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.processes.nodes > self.nodes or self.processes.ranks_per_node > self.gpus_per_node:
+            raise ValueError(
+                f"processes: {self.processes.nodes} nodes x {self.processes.ranks_per_node} ranks do not fit "
+                f"into {self.nodes} nodes x {self.gpus_per_node} GPUs"
+            )
+        return self
+
+
+class MeasuredFabric(EmulatedJob):
+    """Tables of real measurements."""
+
+    kind: Literal["measured"]
+    machine: Literal["p5en"] = "p5en"
+    """Whose NCCL cost model and tables; p5en is AWS p5en.48xlarge, 8 H200 a node, all-reduce."""
+    files: tuple[Path, ...] = ()
+    """Measurements to play instead of the ones that are shipped, in the same columns."""
+    events: tuple[Event, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        return 8
+
+
+class Calls(Section):
+    """Collectives of one type that the job repeats."""
+
+    collective: Literal["broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"]
+    sizes_bytes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    """As NCCL counts them: the full buffer for all-gather and reduce-scatter."""
+
+    @property
+    def type(self) -> Collective:
+        return Collective[self.collective.upper()]
+
+
+DEFAULT_POLICY: Final = Path(__file__).parents[1] / "data" / "policy.pt"
+"""What ``dynamiccl train experiments/curricula/default.yaml`` wrote."""
+
+
+def _beside(given: Any, info: ValidationInfo) -> Any:
+    """``default``, or a path that is relative to the experiment; made absolute, because runners work elsewhere."""
+    if given == "default":
+        return DEFAULT_POLICY
+    if not isinstance(given, str | Path):
+        return given
+    path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; name a policy that `dynamiccl train` wrote")
+    return path
+
+
+def _cluster(given: Any, info: ValidationInfo) -> Any:
+    """A preset, or the cluster of a path relative to the experiment; anything else is for Cluster to judge."""
+    if not isinstance(given, str | Path):
+        return given
+    if str(given) in preset_names():
+        return find_cluster(str(given))
+    return load_cluster((info.context or {}).get(DIRECTORY, Path()) / given)
+
+
+class EmulatedFabric(EmulatedJob):
+    """A physical model of a cluster."""
+
+    kind: Literal["emulated"]
+    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    """A preset's name, the path of a cluster YAML, relative to this file, or its settings, in place."""
+    collectives: Annotated[tuple[Calls, ...], Field(min_length=1)]
+    noise_sigma: NotNegative = 0.02
+    """Standard deviation of the log of a collective's time."""
+    events: tuple[LoadEvent, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.cluster.gpus_per_node
+
+    @model_validator(mode="after")
+    def _playable(self) -> Self:
+        self.cluster.nccl_belief(self.nodes)
+        keys = Counter(key_of(calls.type, size, False) for calls in self.collectives for size in calls.sizes_bytes)
+        if twice := [key_name(key) for key, count in keys.items() if count > 1]:
+            raise ValueError(f"collectives: two sizes fall into the key {', '.join(twice)}; keys are an eighth octave")
+        return self
+
+
+def _source(given: Any, info: ValidationInfo) -> Any:
+    """A path that is relative to the experiment, made absolute."""
+    if not isinstance(given, str | Path):
+        return given
+    path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; git clone https://github.com/NVIDIA/nccl, or give --nccl")
+    return path
+
+
+class TrainingGroup(Section):
+    """Communicators that divide the ranks of a job, and what they run. ``grouped`` collectives are called within one
+    ncclGroupStart and ncclGroupEnd, all of an entry together."""
+
+    name: Annotated[str, Field(min_length=1, max_length=48)]
+    of: Literal["world", "node", "rail"]
+    """All ranks; those of each node, such as a tensor-parallel group; or those at the same place on every node, such
+    as a data-parallel group."""
+    once: tuple[Calls, ...] = ()
+    """Before the first step."""
+    step: tuple[Calls, ...] = ()
+    grouped: tuple[Calls, ...] = ()
+
+
+class RealNcclFabric(PlayedJob):
+    """NCCL's own host code on GPUs that are played: a physical model of a cluster says how long kernels take."""
+
+    kind: Literal["real_nccl"]
+    nccl: Annotated[Path, BeforeValidator(_source)] | None = None
+    """A source tree or tarball of NCCL, relative to this file; it is built once, which takes minutes. --nccl wins."""
+    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    """As of an emulated fabric."""
+    nodes: Annotated[int, Field(ge=1, le=8)] = 2
+    ranks_per_node: Annotated[int, Field(ge=1, le=8)] = 4
+    """All of them run here, each a process; the nodes have as many GPUs, and their share of the network devices."""
+    steps_per_s: NotNegative = 0.0
+    """0 for as fast as possible."""
+    compute_us: NotNegative = 200.0
+    """Computation before each of a step's collectives."""
+    groups: Annotated[tuple[TrainingGroup, ...], Field(min_length=1)]
+    noise_sigma: NotNegative = 0.02
+    """Standard deviation of the log of a collective's time."""
+    events: tuple[LoadEvent, ...] = ()
+
+    @model_validator(mode="after")
+    def _playable(self) -> Self:
+        if not 2 <= self.nodes * self.ranks_per_node <= MOST_RANKS:
+            raise ValueError(
+                f"{self.nodes} nodes x {self.ranks_per_node} ranks: a job on real NCCL here has 2 to {MOST_RANKS}"
+            )
+        if self.ranks_per_node > self.cluster.gpus_per_node:
+            raise ValueError(f"ranks_per_node: {self.cluster.name} has {self.cluster.gpus_per_node} GPUs a node")
+        for group in self.groups:
+            if (group.of == "rail" and self.nodes == 1) or (group.of == "node" and self.ranks_per_node == 1):
+                raise ValueError(f"groups: {group.name}: a {group.of} has one rank here, and a communicator needs two")
+        for event in self.events:
+            if event.at_collective is not None:
+                raise ValueError("events: the communicators count their own collectives; give exploit_rounds")
+        return self
+
+
+MOST_RANKS: Final = 16
+
+
+class NcclFabric(Section):
+    """A real job: its processes load the plugin, and are found by their job id on every node."""
+
+    kind: Literal["nccl"]
+    topology: TopologyClass = "fat-tree"
+    intra: IntraLink = "none"
+    inter: InterLink = "none"
+    nvls: bool = False
+    tier_max: Annotated[int, Field(ge=0, le=4)] = 2
+    """The farthest tier that the job's communicators cross: 1 NVSwitch domain, 2 rack, 3 zone, 4 data centres."""
+    ina_active: bool = False
+    """Aggregation in the network carries the collectives."""
+    library: Library = "nccl"
+    sms: Count | None = None
+    """Streaming multiprocessors of a GPU, such as 132 of an H100; without them the reward has no ``sm`` term."""
+
+
+class Actions(Section):
+    """Which values of the heads may be tried at all."""
+
+    channels: tuple[int, ...] = (0,)
+    """From 0 (NCCL's own), 1, 2, 4, 8, 12, 16, 24, 32."""
+    chunk_bytes: tuple[int, ...] = (0,)
+    """From 0 (NCCL's own) and the powers of two from 16 KiB to 4 MiB; NCCL 2.30.3 and later."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name, given, known in (
+            ("channels", self.channels, CHANNEL_VALUES),
+            ("chunk_bytes", self.chunk_bytes, CHUNK_VALUES),
+        ):
+            bad = [x for x in given if x not in known]
+            if bad:
+                raise ValueError(f"{name}: {bad} not among {list(known)}")
+            if 0 not in given:
+                raise ValueError(f"{name}: 0 (NCCL's own) must stay possible")
+        return self
+
+
+class Epochs(Section):
+    """How often decisions are taken beside a job. How many collectives each takes is ``control``'s."""
+
+    most_s: Positive = 20.0
+    """An epoch ends after this long, whatever is still to be measured."""
+    watch_s: Positive = 1.0
+    """Length of an epoch in which no key is learning."""
+    per_round: Annotated[int, Field(ge=2)] = 32
+    """Epochs between two updates of the policy. An epoch in which no key is learning is a round of its own."""
+
+
+class OnlinePpo(Ppo):
+    """PPO beside a job."""
+
+    lr: Positive = 1e-3
+    epochs: Count = 6
+    entropy: NotNegative = 0.02
+    """At the start of a learning phase; falls linearly to ``entropy_end`` ..."""
+    entropy_rounds: Count = 40
+    """... over this many rounds of the phase."""
+    learners: Annotated[int, Field(ge=0)] = 0
+    """Ray actors that update, with a core each; 0: the process that runs the experiment, as always with --serial."""
+
+
+class Ray(Section):
+    """How the control plane is spread out."""
+
+    ranks_per_actor: Count = 4
+    """Training processes that one actor serves, with all of their communicators."""
+
+
+class Stop(Section):
+    """When a run ends. Whatever comes first."""
+
+    rounds: Count | None = None
+    exploit_rounds_after_last_event: Count | None = None
+    """Rounds of exploitation after the last event of the fabric (or after learning, without events)."""
+
+
+class Online(Section):
+    """One online run."""
+
+    name: str
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    mode: Literal["observe", "shadow", "active"] = "active"
+    """``observe`` measures only, ``shadow`` decides and records but applies nothing."""
+    job: str = "default"
+    """DYNAMICCL_JOB_ID of the training processes."""
+    fabric: Annotated[MeasuredFabric | EmulatedFabric | RealNcclFabric | NcclFabric, Field(discriminator="kind")]
+    workload: Workload = Workload()
+    """What the job does around its collectives, as far as it is known."""
+    scheduler: Scheduler = Scheduler()
+    llm: Llm = Llm()
+    policy: Annotated[Path, BeforeValidator(_beside)] | None = None
+    """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
+    one that has seen nothing."""
+    actions: Actions = Actions()
+    control: Control = Control()
+    epochs: Epochs = Epochs()
+    reward: Reward = Reward()
+    ppo: OnlinePpo = OnlinePpo()
+    ray: Ray = Ray()
+    stop: Stop = Stop()
+
+    @model_validator(mode="after")
+    def _ends(self) -> Self:
+        endless = self.stop.rounds is None and self.stop.exploit_rounds_after_last_event is None
+        if isinstance(self.fabric, PlayedJob) and endless:
+            raise ValueError("stop: a played job runs for ever; give rounds or exploit_rounds_after_last_event")
+        return self
+
+    def on_nccl(self, source: Path) -> Self:
+        """With these sources of NCCL. Raises ConfigError where none are needed, or where they are not there."""
+        if not isinstance(self.fabric, RealNcclFabric):
+            raise ConfigError(f"--nccl is for experiments of the kind real_nccl; {self.name!r} is {self.fabric.kind}")
+        if not source.exists():
+            raise ConfigError(f"--nccl {source} does not exist; git clone https://github.com/NVIDIA/nccl")
+        return self.model_copy(update={"fabric": self.fabric.model_copy(update={"nccl": source.absolute()})})
+
+
+def load(path: Path) -> Online:
+    """Reads an online experiment. Raises ConfigError naming the file, the field, the value and what is valid."""
+    return read_yaml(path, Online, "experiment")

@@ -1,0 +1,1 @@
+"""What methods are worth: regret on held-out scenarios, by the same measures for all."""

@@ -1,0 +1,1 @@
+"""Many jobs at once on the model of the fabric: where the policy learns."""

@@ -1,0 +1,91 @@
+"""The scenarios of a curriculum: what its stages learn from, and what a policy is judged on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.config.curriculum import Curriculum, Stage
+from dynamiccl_ray.fabric.clusters import P5EN, p5en_all_reduce
+from dynamiccl_ray.fabric.describe import topology_of
+from dynamiccl_ray.fabric.dynamics import Dynamics
+from dynamiccl_ray.fabric.measured import MeasuredFabric, playable_keys
+from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.simulation.sampling import Sampling, sample_scenarios
+from dynamiccl_ray.simulation.scenario import Scenario, measured
+
+MEASURED_NODES: Final = (4, 8, 16, 32)
+"""Numbers of p5en nodes whose measured tables a policy is judged on; nothing learns from a table."""
+HELD_OUT: Final = "held out"
+SHIFTS: Final = 3
+"""Of the load, in every run on a held-out cluster."""
+# With a stream of its own, no evaluation draws what training drew.
+_EVALUATION: Final = 0xE7A1
+
+
+def sampling_of(stage: Stage, curriculum: Curriculum, horizon: int = Sampling.horizon) -> Sampling:
+    """What the scenarios of a stage have in common; their shifts come within ``horizon`` steps."""
+    return Sampling(
+        keys=curriculum.streams.keys,
+        rooted=curriculum.streams.rooted,
+        least_phases=stage.least_phases,
+        most_phases=stage.most_phases,
+        dynamics=stage.dynamics,
+        horizon=horizon,
+        spread=stage.spread,
+        sync=stage.sync,
+        compression=stage.compression,
+        parallelism=stage.parallelism,
+    )
+
+
+def stage_scenarios(
+    stage: Stage, curriculum: Curriculum, seed: int | Sequence[int], count: int, horizon: int = Sampling.horizon
+) -> list[Scenario]:
+    """``count`` fresh scenarios of a stage's kind; the same for the same seed."""
+    places = [(place.cluster, nodes) for place in stage.places for nodes in place.nodes]
+    return sample_scenarios(np.random.default_rng(seed), places, count, sampling_of(stage, curriculum, horizon))
+
+
+def held_out_stages(curriculum: Curriculum) -> dict[str, Stage]:
+    """By the split's name: the last stage's kind of jobs on each cluster that no stage has, where the load shifts
+    ``SHIFTS`` times to one drawn at random.
+    """
+    clusters = list(dict.fromkeys(place.cluster.name for place in curriculum.held_out))
+    shifting = {"least_phases": SHIFTS + 1, "most_phases": SHIFTS + 1, "dynamics": Dynamics()}
+    return {
+        f"{HELD_OUT}: {name}": curriculum.stages[-1].model_copy(
+            update={"places": tuple(p for p in curriculum.held_out if p.cluster.name == name), **shifting}
+        )
+        for name in clusters
+    }
+
+
+def measured_scenario(nodes: int) -> Scenario:
+    """All-reduce as measured on p5en nodes, at every size with NCCL's own choice and two pairs.
+
+    Raises ConfigError for a number of nodes that was not measured.
+    """
+    surface = p5en_all_reduce(nodes)
+    return measured(
+        MeasuredFabric(base=surface), playable_keys(surface), topology=topology_of(find_cluster(P5EN), nodes)
+    )
+
+
+def evaluation_splits(
+    curriculum: Curriculum, count: int, horizon: int, measured_nodes: Sequence[int] = MEASURED_NODES
+) -> dict[str, list[Scenario]]:
+    """What a policy is judged on, by the split's name: ``count`` scenarios of every stage and half as many of each
+    held-out cluster, none of which it learned from, and a measured table for each of ``measured_nodes``.
+    """
+    held = held_out_stages(curriculum)
+    kinds = {f"training: {stage.name}": stage for stage in curriculum.stages} | held
+    modelled = {
+        name: stage_scenarios(
+            stage, curriculum, (curriculum.seed, _EVALUATION, i), -(-count // 2) if name in held else count, horizon
+        )
+        for i, (name, stage) in enumerate(kinds.items())
+    }
+    return modelled | {f"measured p5en, {nodes} nodes": [measured_scenario(nodes)] for nodes in measured_nodes}

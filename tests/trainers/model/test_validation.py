@@ -1,0 +1,59 @@
+"""A validation is one run of each scenario by the very network, judged as an evaluation judges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_scenario import tiny
+from torch import Tensor
+
+from dynamiccl_ray.agent.policy import PolicyNetwork
+from dynamiccl_ray.config.curriculum import Validation
+from dynamiccl_ray.trainers.model import validation
+from dynamiccl_ray.trainers.model.validation import validate
+
+# The second pair is best; where there is no gap, NCCL's own choice is.
+GAP, NONE = tiny([[[10, 8]]], starts=[0]), tiny([[[10, 20]]], starts=[0])
+SETTINGS = Validation(scenarios=2, collectives=40)
+
+
+class Asked(PolicyNetwork):
+    """Counts how often it is."""
+
+    times = 0
+
+    def features(self, obs: Tensor, state: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        self.times += 1
+        return super().features(obs, state)
+
+
+def test_a_network_that_measures_closes_the_gap() -> None:
+    net = Asked(8)
+    found = validate(net, [GAP], SETTINGS)
+    assert net.times > 40
+    assert found == pytest.approx(
+        {"gap_closed": 1, "geomean_vs_oracle": 1, "default_vs_oracle": 10 / 8, "p99_key_vs_default": 8 / 10}
+    )
+
+
+def test_no_gap_is_closed() -> None:
+    found = validate(PolicyNetwork(8), [NONE], SETTINGS)
+    assert found["gap_closed"] == 1
+    assert found["p99_key_vs_default"] >= 1
+
+
+def test_it_is_one_run_after_so_many_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[Any] = []
+    play = validation.play
+
+    def watched(*given: Any) -> Any:
+        played.append(play(*given))
+        return played[-1]
+
+    monkeypatch.setattr(validation, "play", watched)
+    validate(PolicyNetwork(8), [GAP, NONE], SETTINGS)
+    assert [len(traces) for traces in played] == [1, 1]
+    assert {len(trace.actions) for traces in played for trace in traces} == {40 + 10 + 100}
+    assert all(np.isfinite(trace.time_us).all() for traces in played for trace in traces)

@@ -1,0 +1,125 @@
+"""Attached to a job that it did not start: found by its job id, tuned, and left in peace when it ends."""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import ray
+from small import small_experiment
+
+from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.fabric.physics import Physics
+from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.knobs import Collective
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.channel import segment_pid
+from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
+from dynamiccl_ray.plugin_bridge.played import plugin_env
+from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.times import Times
+from dynamiccl_ray.trainers.online.learning import ppo_config
+from dynamiccl_ray.trainers.online.run import run_online
+
+
+def training(job: str, directory: Path) -> NcclJob:
+    """Two nodes of two GPUs that run two communicators of all of them in turn, for as long as they may."""
+    cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": 2})
+    physics, sizes = Physics(cluster, 2), [1 << 14, 1 << 18, 1 << 22]
+    program = Program(nodes=2, ranks_per_node=2, rate_hz=1000.0)
+    comms = [program.comm(name) for name in ("data", "expert")]
+    for rank in program.ranks:
+        for comm in comms:
+            rank.setup.init(comm)
+            for nbytes in sizes:
+                rank.step.collective(comm, Collective.ALL_REDUCE, nbytes)
+            rank.end.destroy(comm)
+        rank.step.sync()
+    times = Times(rank_jitter=0.01)
+    us = physics.time_us(Collective.ALL_REDUCE, sizes)
+    for comm in comms:
+        for nbytes, of_size in zip(sizes, us, strict=True):
+            times.asked(
+                comm.number, int(Collective.ALL_REDUCE), nbytes, of_size[None], np.full_like(of_size, 0.02)[None]
+            )
+    directory.mkdir()
+    constants = {comm.number: Constants.of(comm, physics.belief) for comm in comms}
+    write_constants(directory / "constants", constants)
+    env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": "2", **plugin_env(job)}
+    library = native_dir() / "libnccl-emulated.so"
+    return NcclJob(program, library=library, directory=directory, times=times, env=env)
+
+
+def test_a_running_job_is_found_tuned_and_outlived(tmp_path: Path, job: str) -> None:
+    attached = small_experiment(
+        job,
+        fabric={"kind": "nccl", "intra": "pcie", "inter": "tcp", "processes": None, "rate_hz": None},
+        stop={"rounds": None},
+    )
+    with training(job, tmp_path / "job") as running:
+        running.start()
+        running.await_ranks()
+        ender = threading.Thread(target=lambda: (time.sleep(12), running.stop()))
+        ender.start()
+        summary = run_online(attached, tmp_path / "run", serial=True)
+        ender.join()
+        assert running.returncodes() == [0] * 4
+        log = running.logs()
+    assert agreement_violations(log) == 0
+    for communicator in np.unique(log["comm"]):
+        own = log[log["comm"] == communicator]["own"]
+        assert (own == 0).any(), "never tuned"
+    assert len(np.unique(log["comm"])) == 2
+    assert summary["switches"] > 4
+    assert summary["agreement_violations"] is None, "nobody logged what the ranks used"
+    assert summary["collectives"] > 500
+    assert np.isfinite([row["default_us"] for row in summary["keys"]]).all()
+
+
+def test_without_a_job_the_run_says_what_is_missing(tmp_path: Path, job: str) -> None:
+    nothing = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
+    with pytest.raises(RunError, match=r"no segments of job.*plugin env"):
+        run_online(nothing, tmp_path, serial=False)
+    assert not ray.is_initialized(), "what was started is stopped"
+
+
+def test_a_plugin_of_another_build_is_named_once_and_left_alone(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_SHM_DIR", str(tmp_path))
+    foreign = bytearray(2 << 20)
+    struct.pack_into("<QI", foreign, 0, 0x4C43434D414E5944, 99)
+    struct.pack_into("<I", foreign, 32, 1)
+    path = tmp_path / f"dynamiccl-{job}-{os.getpid()}-0"
+    path.write_bytes(foreign)
+    attached = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None}, stop={"rounds": 2})
+    run_online(attached, tmp_path / "run", serial=True)
+    said = [r.getMessage() for r in caplog.records if "channel ABI 99" in r.getMessage()]
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert path.read_bytes() == bytes(foreign)
+    path.unlink()
+
+
+def test_runners_divide_processes_and_not_communicators(tmp_path: Path, job: str) -> None:
+    experiment = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
+    config = ppo_config(experiment, coordination=lambda: None, runners=0)  # type: ignore[arg-type, return-value]
+    with training(job, tmp_path / "job") as running:
+        running.set_credit(0)
+        running.start()
+        running.await_ranks()
+        runners = [RankRunner(config=config) for _ in range(2)]
+        served = [{segment_pid(Path(name)) for name in runner._ranks} for runner in runners]
+        assert [len(runner._ranks) for runner in runners] == [4, 4], "two communicators of each of two processes"
+        assert served[0] | served[1] == set(running.pids())
+        assert not served[0] & served[1]
+        for runner in runners:
+            runner.stop()
+        running.stop()

@@ -1,0 +1,254 @@
+"""The whole loop in one process: real rank processes, real plugin, real channel, PPO."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small import small_experiment
+
+from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.agent import policy
+from dynamiccl_ray.agent.reward import TERMS, total
+from dynamiccl_ray.errors import ChannelError, ConfigError, RunError
+from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import read_log
+from dynamiccl_ray.report.page import write_report
+from dynamiccl_ray.trainers.online.backends import SerialBackend
+from dynamiccl_ray.trainers.online.explain import explain_run
+from dynamiccl_ray.trainers.online.recorder import Recorder, read_rewards, read_samples
+from dynamiccl_ray.trainers.online.run import run_online
+
+
+def test_ppo_learns_to_beat_the_default_by_measured_times(tmp_path: Path, job: str) -> None:
+    experiment = small_experiment(job, stop={"rounds": None, "exploit_rounds_after_last_event": 4})
+    summary = run_online(experiment, tmp_path, serial=True)
+    ratio = summary["geomean_vs_oracle"]
+    assert ratio["default"] > 1.10
+    assert ratio["learned"] <= 1.04
+    assert ratio["learned"] < ratio["vendor"]
+    assert summary["gap_closed"] > 0.5
+    assert summary["agreement_violations"] == 0
+    assert summary["dropped_records"] == 0
+    assert summary["switches"] > 50
+    assert len(summary["keys"]) == 35
+    # What is reported as learned is what the ranks really used at the end.
+    used = read_log(tmp_path / "job" / "log.0")[-200:]
+    in_force = {k["key"]: k["in_force"] for c in explain_run(tmp_path)["communicators"] for k in c["keys"]}
+    assert in_force == {row["key"]: row["action"] for row in summary["keys"]}
+    assert (used["own"] == 0).mean() > 0.5
+
+
+def _decisions(directory: Path) -> list[np.ndarray[Any, Any]]:
+    names = ["ordinal", "func", "bytes", "algo", "proto", "channels", "own", "priced_ns"]
+    return [read_log(directory / "job" / f"log.{i}")[names] for i in range(4)]
+
+
+def test_the_same_seed_gives_the_same_decisions_and_another_seed_others(tmp_path: Path, job: str) -> None:
+    runs = {}
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run_online(small_experiment(job, seed=seed, stop={"rounds": 8}), tmp_path / name, serial=True)
+        runs[name] = _decisions(tmp_path / name)
+    for a, b in zip(runs["a"], runs["b"], strict=True):
+        assert np.array_equal(a, b)
+    assert any(not np.array_equal(a, c) for a, c in zip(runs["a"], runs["c"], strict=True))
+
+
+def test_while_it_learns_decisions_are_drawn_with_noise_of_their_own(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[float] = []
+    decide = policy.decide
+
+    def listening(net: Any, obs: Any, features: Any, noise: Any = None) -> Any:
+        assert noise is not None
+        drawn.append(float(noise.sum()))
+        return decide(net, obs, features, noise)
+
+    monkeypatch.setattr(policy, "decide", listening)
+    run_online(small_experiment(job), tmp_path, serial=True)
+    assert len(drawn) > 8
+    assert len(set(drawn)) > len(drawn) / 2
+
+
+def test_samples_carry_where_they_come_from(tmp_path: Path, job: str) -> None:
+    summary = run_online(small_experiment(job, seed=3), tmp_path, serial=True)
+    samples = read_samples(tmp_path)
+    assert len(samples["time_us"]) == summary["collectives"]
+    assert set(samples["run"]) == {summary["run"]}
+    assert set(samples["seed"]) == {3}
+    assert (samples["comm"] > 0).all()
+    assert len(np.unique(samples["version"])) == summary["switches"] + 1
+    assert (samples["version"][samples["phase"] == "baseline"] == 0).all()
+    assert (samples["pair"][samples["phase"] == "baseline"] == 0).all()
+    assert (np.diff(samples["dseq"]) > 0).all()
+    assert json.loads((tmp_path / "summary.json").read_text())["run"] == summary["run"]
+
+
+def test_every_term_is_written_down_and_their_sum_is_what_is_learned_from(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learned: list[float] = []
+    closed: list[Epoch] = []
+    sample, add = RankRunner.sample, Recorder.add
+
+    def sampled(self: RankRunner, **options: Any) -> Any:
+        episodes = sample(self, **options)
+        learned.extend(r for e in episodes for r in e.get_rewards())
+        return episodes
+
+    def added(self: Recorder, epoch: Epoch) -> None:
+        if np.isfinite(total(epoch.terms)).any():
+            closed.append(epoch)
+        add(self, epoch)
+
+    monkeypatch.setattr(RankRunner, "sample", sampled)
+    monkeypatch.setattr(Recorder, "add", added)
+    experiment = small_experiment(job, reward={"switch": 0.01, "tier": 0.0}, stop={"rounds": 6})
+    summary = run_online(experiment, tmp_path, serial=True)
+    totals = np.concatenate([total(e.terms) for e in closed])
+    assert len(learned) > 100
+    assert np.isin(np.round(learned, 9), np.round(totals[np.isfinite(totals)], 9)).all()
+    rewards = read_rewards(tmp_path)
+    there = ["primary", "switch", "congestion", "probe", "sm"]
+    assert len(rewards["epoch"]) == len(closed) > summary["epochs"] / 2
+    np.testing.assert_allclose(rewards["reward"], sum(rewards[name] for name in there))
+    assert all(np.isnan(rewards[name]).all() for name in set(TERMS) - set(there))
+    for name in there:
+        found = rewards[name][rewards["phase"] == "learn"]
+        assert summary["reward"]["terms"]["learn"][name] == pytest.approx(found.mean())
+        assert found.any(), "a term that was never anything"
+    np.testing.assert_allclose(rewards["reward"], [np.nanmean(total(e.terms)) for e in closed], atol=1e-9)
+    assert summary["reward"]["off"] == ["tier"]
+    assert summary["reward"]["weights"]["switch"] == 0.01
+    assert write_report(tmp_path).read_text().count("<h2>Reward</h2>") == 1
+
+
+def test_a_job_that_reports_its_steps_is_rewarded_for_them(tmp_path: Path, job: str) -> None:
+    """Steps that take 50 ms until the policy learns, and 40 ms from then on; a loss that falls by 0.5 a step."""
+    over = threading.Event()
+
+    def train() -> None:
+        channels: dict[str, Channel] = {}
+        for step in itertools.count():
+            for path in segments(job):
+                if path.name not in channels:
+                    with contextlib.suppress(ChannelError):
+                        channels[path.name] = Channel(path, claim=False)
+            learning = any(c.status.pending_version > 0 for c in channels.values())
+            for channel in channels.values():
+                channel.report_step(step, 0.04 if learning else 0.05, 100 - step / 2)
+            if over.wait(0.05):
+                break
+        for channel in channels.values():
+            channel.close()
+
+    script = threading.Thread(target=train)
+    script.start()
+    try:
+        slow = {"learning": {"baseline_samples": 300}}
+        summary = run_online(small_experiment(job, control=slow, stop={"rounds": 6}), tmp_path, serial=True)
+    finally:
+        over.set()
+        script.join()
+    terms = summary["reward"]["terms"]
+    assert terms["learn"]["iteration"] == pytest.approx(0.1 * 0.2, abs=0.005)
+    assert -0.001 < terms["learn"]["convergence"] < 0
+    assert terms["learn"]["fault"] == 0
+
+
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:
+    often = {"per_round": 4}
+    first = run_online(small_experiment(job, epochs=often, stop={"rounds": 5}), tmp_path / "a", serial=True)
+    goes_on = small_experiment(job, epochs=often, stop={"rounds": 8})
+    second = run_online(goes_on, tmp_path / "b", serial=True, resume=tmp_path / "a")
+    assert second["rounds"] == 8
+    assert second["history"][: first["rounds"]] == first["history"]
+    assert second["history"][5]["phase"] == "learn"
+    assert second["agreement_violations"] == 0
+    with pytest.raises(ConfigError, match="not a run to resume from"):
+        run_online(small_experiment(job), tmp_path / "c", serial=True, resume=tmp_path / "nowhere")
+
+
+def test_an_event_comes_at_the_collective_it_was_told(tmp_path: Path, job: str) -> None:
+    events = [{"at_collective": 700, "link_bandwidth": 0.5}, {"at_collective": 1000, "swap_nodes": 16}]
+    summary = run_online(small_experiment(job, fabric={"events": events}), tmp_path, serial=True)
+    assert [event["at"] for event in summary["events"]] == [701, 1016], (
+        "of the step that it falls into, or comes before"
+    )
+    for rank in range(4):
+        used = read_log(tmp_path / "job" / f"log.{rank}")
+        assert used["ordinal"][np.flatnonzero(np.diff(used["phase"].astype(int))) + 1].tolist() == [700, 1015]
+    backwards = small_experiment(job, fabric={"events": events[::-1]})
+    with pytest.raises(ConfigError, match="links at 50%"):
+        run_online(backwards, tmp_path / "b", serial=True)
+
+
+@pytest.mark.parametrize("mode", ["observe", "shadow"])
+def test_observe_and_shadow_change_nothing(tmp_path: Path, job: str, mode: str) -> None:
+    summary = run_online(small_experiment(job, mode=mode, stop={"rounds": 5}), tmp_path, serial=True)
+    for rank in range(4):
+        assert (read_log(tmp_path / "job" / f"log.{rank}")["own"] == 1).all()
+    assert summary["collectives"] > 0
+    assert (summary["switches"] > 0) == (mode == "shadow")
+
+
+def test_a_users_own_choice_of_algorithm_wins(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NCCL_ALGO", "Ring")
+    summary = run_online(small_experiment(job), tmp_path, serial=True)
+    assert list(summary["off"].values()) == ["NCCL_ALGO or NCCL_PROTO is set and wins"]
+    assert summary["switches"] == 0
+    for rank in range(4):
+        assert (read_log(tmp_path / "job" / f"log.{rank}")["own"] == 1).all()
+
+
+def test_without_a_channel_training_goes_on_and_the_run_says_why(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DYNAMICCL_SHM_DIR", str(tmp_path / "nowhere"))
+    with pytest.raises(RunError, match=r"no rank made a channel.*nowhere.*tuning stays off"):
+        run_online(small_experiment(job), tmp_path / "run", serial=True)
+
+
+def test_a_dead_rank_ends_the_run_with_its_name(tmp_path: Path, job: str) -> None:
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            found = sorted(segments(job))
+            if len(found) == 4:
+                time.sleep(1.0)
+                killed.append(int(found[2].name.split("-")[2]))
+                os.kill(killed[0], signal.SIGKILL)
+                return
+            time.sleep(0.01)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    with pytest.raises(RunError, match=r"process \d ended with -9"):
+        run_online(small_experiment(job, stop={"rounds": 10_000}), tmp_path, serial=True)
+    killer.join()
+    assert killed
+
+
+def test_an_interrupt_in_the_first_round_ends_in_a_summary(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: SerialBackend) -> Status:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SerialBackend, "round", interrupted)
+    summary = run_online(small_experiment(job), tmp_path, serial=True)
+    assert (summary["rounds"], summary["epochs"], summary["keys"]) == (0, 0, [])
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary

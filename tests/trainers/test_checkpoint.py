@@ -1,0 +1,63 @@
+"""Checkpoints: what was written is read, and a stranger's file can do nothing."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.trainers.common import checkpoint
+from dynamiccl_ray.trainers.online.run import read_checkpoint
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    weights = np.arange(6, dtype=np.float32).reshape(2, 3)
+    state = {"net": {"w": weights, "steps": 7, 3: None}, "history": [{"a": np.float64(0.5)}], "raw": b"\x00\xff"}
+    path = tmp_path / "checkpoint.pt"
+    checkpoint.write(path, state)
+    read = checkpoint.read(path)
+    assert read["net"]["w"].dtype == np.float32
+    assert read["net"]["w"].tolist() == weights.tolist()
+    assert (read["net"]["steps"], read["net"][3], read["history"]) == (7, None, [{"a": 0.5}])
+    assert read["raw"].tobytes() == b"\x00\xff"
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_what_could_be_run_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="holds no PosixPath"):
+        checkpoint.write(tmp_path / "checkpoint.pt", {"path": tmp_path})
+
+
+class _Opened:
+    def __reduce__(self) -> object:
+        return (Path.touch, (Path("opened"),))
+
+
+@pytest.mark.parametrize(
+    "write", [lambda p: p.write_bytes(pickle.dumps(_Opened())), lambda p: torch.save(_Opened(), p)]
+)
+def test_a_strangers_file_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "checkpoint.pt")  # type: ignore[operator]
+    with pytest.raises(ConfigError, match="not a checkpoint of this version"):
+        read_checkpoint(tmp_path)
+    assert not Path("opened").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00."])
+def test_damage_is_said(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "checkpoint.pt").write_bytes(content)
+    with pytest.raises(ConfigError, match="not a checkpoint"):
+        read_checkpoint(tmp_path)
+
+
+def test_another_kind_of_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "checkpoint.pt", {"curriculum": {}, "learner": {}})
+    with pytest.raises(ConfigError, match="not a checkpoint of `dynamiccl online`"):
+        read_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="not a run to resume from"):
+        read_checkpoint(tmp_path / "nowhere")

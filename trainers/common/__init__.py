@@ -1,0 +1,1 @@
+"""What training beside a job and training in the model share."""

@@ -1,0 +1,1 @@
+"""Training on the model of the fabric."""

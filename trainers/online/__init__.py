@@ -1,0 +1,1 @@
+"""One run of the loop beside a job."""

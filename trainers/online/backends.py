@@ -1,0 +1,218 @@
+"""Two ways to run the loop: on Ray, and in one process. Both give a round at a time to ``run.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ray.rllib.core import COMPONENT_LEARNER, COMPONENT_RL_MODULE
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+
+from dynamiccl_ray.actors.coordinator import Coordinator
+from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
+from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
+from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.trainers.common.cluster import require_room, start_ray
+from dynamiccl_ray.trainers.online.learning import ppo_config
+
+Checkpoint = dict[str, Any]
+
+
+class Backend(Protocol):
+    """A control plane that is up."""
+
+    def round(self) -> Status:
+        """Runs one round and returns the coordinator's status."""
+
+    def observed(self) -> list[Epoch]:
+        """Epochs that were closed since the last call, with their samples."""
+
+    def checkpoint(self) -> Checkpoint:
+        """Weights, optimiser and the coordinator's state."""
+
+    def close(self) -> None: ...
+
+
+class DirectCoordination:
+    """The coordinator in the same process, with a single runner: nobody ever has to wait."""
+
+    def __init__(self, core: Coordinator) -> None:
+        self._core = core
+
+    def join(self, runner: str, members: list[Member]) -> EpochContext:
+        return self._core.join(runner, members)
+
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
+        return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
+
+    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
+        return self._core.promise(runner, comm, version, answers, table) or self._core.abort(comm, version)
+
+
+class SerialBackend:
+    """Everything but the training processes in this process, without Ray: for debugging and for tests."""
+
+    def __init__(
+        self, plan: Plan, *, advance: Callable[[], None] | None = None, resume: Checkpoint | None = None
+    ) -> None:
+        store = MemoryStore()
+        if resume is not None:
+            store.put(f"{plan.run}/state", resume["coordinator"])
+        self._store, self._plan = store, plan
+        self._observed: list[Epoch] = []
+        self._core = Coordinator(plan, store, self._observed.append)
+        direct = DirectCoordination(self._core)
+        experiment = plan.experiment.model_copy(
+            update={"ray": plan.experiment.ray.model_copy(update={"ranks_per_actor": 1 << 20})}
+        )
+        config = ppo_config(experiment, coordination=lambda: direct, runners=0)
+        if advance is not None:
+            # RLlib copies its configuration deeply; a plain function stays the one it is.
+            config.env_config["advance"] = lambda: advance()
+        self._config = config
+        self._runner = RankRunner(config=config)
+        self._learner = config.build_learner(spaces=self._runner.get_spaces())
+        if resume is not None:
+            self._learner.set_state(resume["learner"])
+        self._sync()
+
+    def _sync(self) -> None:
+        self._runner.set_state(self._learner.get_state(components=COMPONENT_RL_MODULE, inference_only=True))
+
+    def round(self) -> Status:
+        rounds = self._core.phases.rounds_in_phase
+        episodes = self._runner.sample()
+        if episodes:
+            self._learner.update(
+                episodes=episodes,
+                timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: rounds},
+                num_epochs=self._config.num_epochs,
+                minibatch_size=self._config.minibatch_size,
+                shuffle_batch_per_epoch=self._config.shuffle_batch_per_epoch,
+            )
+            self._sync()
+        return self._core.status()
+
+    def observed(self) -> list[Epoch]:
+        observed = self._observed.copy()
+        self._observed.clear()
+        return observed
+
+    def checkpoint(self) -> Checkpoint:
+        return {
+            "learner": self._learner.get_state(),
+            "coordinator": self._store.get(f"{self._plan.run}/state"),
+        }
+
+    def close(self) -> None:
+        self._runner.stop()
+
+
+# Nodes that run training processes are started with as many of this Ray resource as runners they should have.
+SLOT = "dynamiccl"
+
+
+class RayBackend:
+    """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one.
+
+    ``ranks`` are served by runners on this node, unless the cluster's nodes offer slots (Ray resource ``dynamiccl``):
+    then every slot gets a runner, and each serves ranks of the node it is on.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        ranks: int,
+        resume: Checkpoint | None = None,
+        coordinator: type[CoordinatorActor] = CoordinatorActor,
+    ) -> None:
+        import ray
+
+        self._ray = ray
+        learners = plan.experiment.ppo.learners
+        with contextlib.ExitStack() as undo:
+            if not ray.is_initialized():
+                start_ray(learners)
+                undo.callback(ray.shutdown)
+            require_room(learners)
+            self._begin(plan, ranks, resume, coordinator, undo)
+            self._undo = undo.pop_all()
+
+    def _begin(
+        self,
+        plan: Plan,
+        ranks: int,
+        resume: Checkpoint | None,
+        coordinator: type[CoordinatorActor],
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """What is started is on ``undo``."""
+        ray = self._ray
+        from dynamiccl_ray.actors import remote
+        from dynamiccl_ray.trainers.online.triggered_ppo import TriggeredPPO
+
+        self._plan = plan
+        slots = int(ray.cluster_resources().get(SLOT, 0))
+        runners = slots or -(-ranks // plan.experiment.ray.ranks_per_actor)
+        if runners == 0:
+            raise RunError(
+                f"no segments of job {plan.experiment.job!r} on this node and no Ray node with the resource {SLOT!r}: "
+                'is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See `dynamiccl doctor`; '
+                f"for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 2}}'"
+            )
+        self._store = remote.KvStore()
+        if resume is not None:
+            self._store.put(f"{plan.run}/state", resume["coordinator"])
+        self._coordinator = remote.start_coordinator(plan, coordinator)
+        undo.callback(ray.kill, self._coordinator)
+        self._status: Status = ray.get(self._coordinator.status.remote())
+        config = ppo_config(
+            plan.experiment,
+            coordination=remote.remote_coordination(plan.run),
+            runners=runners,
+            algo_class=TriggeredPPO,
+            resources={SLOT: 1} if slots else None,
+        )
+        config.env_config["phase_rounds"] = functools.partial(_phase_rounds, plan.run)
+        self._algorithm = config.build_algo()
+        undo.callback(self._algorithm.stop)
+        if resume is not None:
+            self._algorithm.learner_group.set_state({COMPONENT_LEARNER: resume["learner"]})
+        # All runners begin with the learner's weights: equal weights are part of equal decisions.
+        self._algorithm.env_runner_group.sync_weights(
+            from_worker_or_learner_group=self._algorithm.learner_group, inference_only=True, timeout_seconds=60.0
+        )
+
+    def round(self) -> Status:
+        self._algorithm.train()
+        self._status = self._ray.get(self._coordinator.status.remote())
+        return self._status
+
+    def observed(self) -> list[Epoch]:
+        observed: list[Epoch] = self._ray.get(self._coordinator.observed.remote())
+        return observed
+
+    def checkpoint(self) -> Checkpoint:
+        return {
+            "learner": self._algorithm.learner_group.get_state()[COMPONENT_LEARNER],
+            "coordinator": self._store.get(f"{self._plan.run}/state"),
+        }
+
+    def close(self) -> None:
+        self._undo.close()
+
+
+def _phase_rounds(run: str) -> int:
+    import ray
+
+    from dynamiccl_ray.actors.remote import NAMESPACE
+
+    actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
+    return int(ray.get(actor.status.remote()).rounds_in_phase)

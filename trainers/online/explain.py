@@ -1,0 +1,106 @@
+"""``dynamiccl explain``: what is in force for each key of a finished or interrupted run, and the evidence for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from dynamiccl_ray.actions import action_of
+from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.coordinator import Coordinator
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.control.agreement import MemoryStore
+from dynamiccl_ray.control.loop import Loop, Phase
+from dynamiccl_ray.keys import bytes_name, key_name
+from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
+from dynamiccl_ray.trainers.online.run import read_checkpoint
+
+
+def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
+    """Communicators -> keys -> the action in force, its measured gain, and every alternative that was measured.
+
+    Ratios are measured times over NCCL's own choice, both since the last shift. Raises ConfigError if ``run`` is not
+    a run.
+    """
+    store, name = MemoryStore(), run.name
+    store.put(f"{name}/state", read_checkpoint(run)["coordinator"])
+    experiment = Online.model_validate_json((run / "experiment.json").read_text())
+    coordinator = Coordinator(Plan(run=name, experiment=experiment, topology={}), store)
+    comms = []
+    for comm_id, comm in coordinator.comms.items():
+        chosen = [at for at in np.argsort(comm.keys).tolist() if wanted in key_name(int(comm.keys[at]))]
+        comms.append(
+            {
+                "communicator": f"{comm_id:016x}",
+                "ranks": comm.example.ranks,
+                "nodes": comm.example.nodes,
+                "version": comm.version,
+                "off": comm.off,
+                "keys": [_key(coordinator.loop, comm, at) for at in chosen],
+            }
+        )
+    return {"run": str(run), "phase": coordinator.phases.phase.name.lower(), "communicators": comms}
+
+
+def _key(loop: Loop, comm: Communicator, at: int) -> dict[str, Any]:
+    key, row = int(comm.keys[at]), comm.rows[at : at + 1]
+    action = action_of(comm.in_force.get(key, 0))
+    tried = np.flatnonzero(loop.evidence.samples[row[0]])
+    allowed = loop.allowed(row)[0].ravel()
+    baseline = float(loop.evidence.baseline[row[0]])
+    ratio = np.exp(loop.evidence.mean(np.repeat(row, len(tried)), tried) - baseline)
+    measured: list[dict[str, Any]] = [
+        {
+            "action": action_of(int(flat)).name,
+            "time_vs_nccl": float(ratio[i]),
+            "collectives": int(loop.evidence.samples[row[0], flat]),
+            "ruled_out": not bool(allowed[flat]),
+        }
+        for i, flat in enumerate(tried)
+    ]
+    measured.sort(key=lambda m: m["time_vs_nccl"])
+    mine = [m["time_vs_nccl"] for m in measured if m["action"] == action.name]
+    return {
+        "key": key_name(key),
+        "bytes": int(loop.keys.nbytes[row[0]]),
+        "phase": Phase(int(loop.phase[row[0]])).name.lower(),
+        "in_force": action.name,
+        "path": action.path.name.lower(),
+        "pair": pair_name(action.pair),
+        "channels": CHANNEL_VALUES[action.channels],
+        "time_vs_nccl": mine[0] if mine else None,
+        "nccl_us": float(np.exp(baseline)) if np.isfinite(baseline) else None,
+        "measured": measured,
+    }
+
+
+def explanation_table(explanation: dict[str, Any]) -> list[Table]:
+    """One table per communicator."""
+    tables = []
+    for comm in explanation["communicators"]:
+        table = Table(
+            title=f"communicator {comm['communicator']}: {comm['ranks']} ranks on {comm['nodes']} nodes, "
+            f"table version {comm['version']}, {explanation['phase']}"
+            + (f", OFF: {comm['off']}" if comm["off"] else "")
+        )
+        for column in ("size", "NCCL us", "phase", "in force", "time vs NCCL", "why: measured alternatives"):
+            table.add_column(column)
+        for key in comm["keys"]:
+            why = ", ".join(
+                f"{m['action']} {m['time_vs_nccl']:.2f}x{' (ruled out)' if m['ruled_out'] else ''}"
+                for m in key["measured"][:4]
+            )
+            table.add_row(
+                f"{key['key'].split('/')[0]} {bytes_name(key['bytes'])}",
+                f"{key['nccl_us']:.1f}" if key["nccl_us"] else "",
+                key["phase"],
+                key["in_force"],
+                f"{key['time_vs_nccl']:.3f}" if key["time_vs_nccl"] else "",
+                why or "never measured: NCCL's own",
+            )
+        tables.append(table)
+    return tables

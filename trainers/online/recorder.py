@@ -1,0 +1,146 @@
+"""Experience on disk: every collective that was reduced over ranks and every epoch's reward, one Parquet row each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dynamiccl_ray.actions import action_parts
+from dynamiccl_ray.actors.status import Epoch
+from dynamiccl_ray.agent.reward import PRIMARY, TERMS, means
+from dynamiccl_ray.control.loop import Phase
+
+SCHEMA = pa.schema(
+    [
+        ("run", pa.dictionary(pa.int8(), pa.string())),
+        ("seed", pa.int32()),
+        ("comm", pa.uint64()),
+        ("epoch", pa.int32()),
+        ("phase", pa.dictionary(pa.int8(), pa.string())),
+        ("version", pa.int32()),
+        ("key", pa.int16()),
+        ("bytes", pa.int64()),
+        ("dseq", pa.int64()),
+        ("time_us", pa.float64()),
+        ("skew", pa.float32()),
+        ("pair", pa.int8()),
+        ("channels", pa.int8()),
+        ("chunk", pa.int8()),
+    ]
+)
+REWARD_SCHEMA = pa.schema(
+    [
+        ("run", pa.dictionary(pa.int8(), pa.string())),
+        ("seed", pa.int32()),
+        ("comm", pa.uint64()),
+        ("epoch", pa.int32()),
+        ("phase", pa.dictionary(pa.int8(), pa.string())),
+        ("keys", pa.int32()),
+        ("reward", pa.float64()),
+        *((name, pa.float64()) for name in TERMS),
+    ]
+)
+"""Means over the keys whose decision came to its end; null for a term that is off or has no source."""
+PHASES = [phase.name.lower() for phase in Phase]
+_ROWS = 1 << 16
+_EPOCHS = 1 << 8
+
+
+class Recorder:
+    """Writes ``samples.parquet`` and ``rewards.parquet`` in row groups as a run goes; what has been written survives a
+    crash of the rest."""
+
+    def __init__(self, directory: Path, run: str, seed: int) -> None:
+        self._writer = pq.ParquetWriter(directory / "samples.parquet", SCHEMA, compression="zstd")
+        self._rewards = pq.ParquetWriter(directory / "rewards.parquet", REWARD_SCHEMA, compression="zstd")
+        self._epochs: list[dict[str, Any]] = []
+        self._run, self._seed = run, seed
+        self._pending: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, epoch: Epoch) -> None:
+        """One communicator's part of a closed epoch, as the coordinator's observer is told."""
+        samples = epoch.samples
+        pair, channels, chunk = action_parts(samples["action"])
+        n = len(samples)
+        phases = pa.DictionaryArray.from_arrays(samples["phase"].astype(np.int8), PHASES)
+        self._pending.append(
+            pa.record_batch(
+                [
+                    pa.DictionaryArray.from_arrays(np.zeros(n, np.int8), [self._run]),
+                    np.full(n, self._seed, np.int32),
+                    np.full(n, epoch.comm, np.uint64),
+                    np.full(n, epoch.number, np.int32),
+                    phases,
+                    np.full(n, epoch.version, np.int32),
+                    samples["key"].astype(np.int16),
+                    samples["bytes"].astype(np.int64),
+                    samples["dseq"].astype(np.int64),
+                    samples["time_us"],
+                    samples["skew"].astype(np.float32),
+                    pair.astype(np.int8),
+                    channels.astype(np.int8),
+                    chunk.astype(np.int8),
+                ],
+                schema=SCHEMA,
+            )
+        )
+        self._rows += n
+        if np.isfinite(epoch.terms[PRIMARY]).any():
+            self._epochs.append(self._reward(epoch))
+        if self._rows >= _ROWS or len(self._epochs) >= _EPOCHS:
+            self._flush()
+
+    def _reward(self, epoch: Epoch) -> dict[str, Any]:
+        parts = means(epoch.terms)
+        ran = int(np.isfinite(epoch.terms[PRIMARY]).sum())
+        return {
+            "run": self._run,
+            "seed": self._seed,
+            "comm": epoch.comm,
+            "epoch": epoch.number,
+            "phase": epoch.phase.name.lower(),
+            "keys": ran,
+            "reward": sum(parts.values()),
+            **parts,
+        }
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending, SCHEMA))
+            self._rewards.write_table(pa.Table.from_pylist(self._epochs, REWARD_SCHEMA))
+            self._pending, self._rows, self._epochs = [], 0, []
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+        self._rewards.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_samples(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a run's ``samples.parquet`` as arrays; strings as objects."""
+    return _read(directory / "samples.parquet")
+
+
+def read_rewards(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a run's ``rewards.parquet``, NaN for a term that is off or has no source."""
+    return _read(directory / "rewards.parquet")
+
+
+def _read(path: Path) -> dict[str, npt.NDArray[Any]]:
+    table = pq.read_table(path)
+    return {name: table[name].to_numpy() for name in table.column_names}

@@ -1,0 +1,278 @@
+"""An online run: the emulated job if there is one, the control plane, rounds until it is over, and what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dynamiccl_ray.actors.coordinator import Coordinator
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, PlayedJob, RealNcclFabric
+from dynamiccl_ray.control.agreement import MemoryStore
+from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge.channel import remove_stale, segment_pid, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
+from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
+from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
+from dynamiccl_ray.report.data import came_after
+from dynamiccl_ray.trainers.common import checkpoint
+from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend
+from dynamiccl_ray.trainers.online.recorder import Recorder
+from dynamiccl_ray.trainers.online.summary import summarise
+
+Played = PlayedFabric | RealJob
+Progress = Callable[[dict[str, Any]], None]
+
+CHECKPOINT = "checkpoint.pt"
+CHECKPOINT_ROUNDS = 20
+CLAIM_ROUNDS = 3
+# What the summary looks back on: all of a run of an hour, the end of a longer one. The Parquet file has everything.
+SUMMARY_EPOCHS = 50_000
+
+
+@dataclass
+class _Events:
+    """What was done to the fabric, and what is still to come."""
+
+    done: list[dict[str, Any]] = field(default_factory=list)
+    exploited: int = 0
+    """Rounds of exploitation since learning last ended."""
+
+
+def run_online(
+    experiment: Online,
+    directory: Path,
+    *,
+    serial: bool = False,
+    resume: Path | None = None,
+    progress: Progress = lambda _: None,
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Runs an experiment to its end and returns its summary, which is also written to ``directory``.
+
+    ``directory`` receives experiment.json, samples.parquet, rewards.parquet, checkpoint.pt and summary.json.
+    ``serial`` runs the control plane in this process without Ray and an emulated job in lockstep, so that the run can
+    be repeated exactly. ``resume`` is the directory of an earlier run to go on from. Raises ConfigError for bad input
+    and RunError if the run cannot go on.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    fabric = _played(experiment, say)
+    run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = _plan(experiment, run, fabric)
+    earlier = read_checkpoint(resume) if resume is not None else None
+    (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
+    remove_stale(experiment.job)
+    started = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
+        recorder = stack.enter_context(Recorder(directory, run, experiment.seed))
+        backend: Backend
+        if serial:
+            backend = SerialBackend(
+                plan,
+                advance=_stepper(job) if job is not None else None,
+                resume=earlier,
+            )
+        else:
+            ranks = (
+                len(fabric.ranks)
+                if fabric is not None
+                else len({segment_pid(path) for path in segments(experiment.job)})
+            )
+            backend = RayBackend(plan, ranks=ranks, resume=earlier)
+        stack.callback(backend.close)
+        events = _Events()
+        status = Status()
+        if job is not None and fabric is not None:
+            _event(experiment, job, fabric, status, events)
+            if not serial:
+                job.set_credit(FREE_RUNNING)
+        observed: deque[Epoch] = deque(maxlen=SUMMARY_EPOCHS)
+        # An interrupted run is one that was ended early: what it found out is kept.
+        with contextlib.suppress(KeyboardInterrupt):
+            while not _over(experiment, status, events):
+                status = backend.round()
+                for epoch in backend.observed():
+                    recorder.add(epoch)
+                    observed.append(epoch)
+                events.exploited = events.exploited + 1 if status.phase == "exploit" else 0
+                if job is not None and fabric is not None:
+                    with _failures():
+                        job.check()
+                    _check_claimed(status)
+                    _event(experiment, job, fabric, status, events)
+                if status.round % CHECKPOINT_ROUNDS == 0:
+                    _write_checkpoint(directory, backend)
+                progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
+        left = _write_checkpoint(directory, backend)
+        log = _finish(job)
+    prices = None
+    if fabric is not None and log is not None:
+        prices = fabric.priced(log, experiment.actions, _offered(plan, left))
+    violations = None if log is None else agreement_violations(log)
+    summary = summarise(run, experiment, prices, list(observed), status, events.done, violations)
+    if fabric is not None:
+        summary["stands_for"] = fabric.sample()
+    summary["seconds"] = time.monotonic() - started
+    (directory / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+    return summary
+
+
+def _played(experiment: Online, say: Callable[[str], None]) -> Played | None:
+    fabric = experiment.fabric
+    if isinstance(fabric, RealNcclFabric):
+        return real_job(fabric, seed=experiment.seed, say=say)
+    if isinstance(fabric, EmulatedJob):
+        return play(fabric, seed=experiment.seed, channels=experiment.actions.channels)
+    return None
+
+
+def _plan(experiment: Online, run: str, fabric: Played | None) -> Plan:
+    if fabric is not None:
+        return Plan(
+            run=run,
+            experiment=experiment,
+            cluster=fabric.cluster,
+            played=fabric.processes,
+            sms=fabric.sms,
+            valid=fabric.valid,
+        )
+    described = experiment.fabric
+    assert isinstance(described, NcclFabric)
+    return Plan(
+        run=run,
+        experiment=experiment,
+        sms=described.sms,
+        topology={
+            "kind": described.topology,
+            **described.model_dump(include={"intra", "inter", "nvls", "tier_max", "ina_active", "library"}),
+        },
+    )
+
+
+@contextlib.contextmanager
+def _job(experiment: Online, fabric: Played, directory: Path) -> Iterator[NcclJob]:
+    if not plugin_path().exists():
+        raise RunError(f"the plugin is not built: {plugin_path()} is missing; run `make native`")
+    with fabric.job(experiment.job, directory / "job") as job:
+        # Nothing runs before somebody measures it; without lockstep the run frees the job once it is set up.
+        job.set_credit(0)
+        job.start()
+        with _failures():
+            job.await_ranks()
+        if not list(segments(experiment.job)):
+            raise RunError(f"no rank made a channel: {job.stderr(0).strip() or 'the plugin said nothing'}")
+        yield job
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """What goes wrong in the job ends the run in words."""
+    try:
+        yield
+    except HostError as e:
+        raise RunError(str(e)) from None
+
+
+def _stepper(job: NcclJob) -> Callable[[], None]:
+    """Lets every rank take one more step, and returns when all stand still behind it."""
+
+    def step() -> None:
+        credit = job.add_credit(1)
+        while job.progress().min() < credit or set(job.states()) - {"waiting", "finished"}:
+            with _failures():
+                job.check()
+            time.sleep(0.0002)
+
+    return step
+
+
+def _event(experiment: Online, job: NcclJob, fabric: Played, status: Status, events: _Events) -> None:
+    """Schedules the events of the fabric whose time is known by now; ``status`` is empty before the first round."""
+    assert isinstance(experiment.fabric, PlayedJob)
+    for event in experiment.fabric.events[len(events.done) :]:
+        if event.exploit_rounds is not None and events.exploited < event.exploit_rounds:
+            return
+        phase = len(events.done) + 1
+        try:
+            # The fabric changes between steps, and decisions count from 1.
+            step = None if event.at_collective is None else fabric.step_of(event.at_collective)
+            at = fabric.call_of(job.schedule_phase(phase, at=step))
+        except ValueError as e:
+            raise ConfigError(f"fabric.events: {event.name}: {e}") from None
+        round_, epoch = status.round, status.epoch
+        by_call = fabric.counts_calls
+        events.done.append(
+            {"phase": phase, "at": at, "by_call": by_call, "round": round_, "epoch": epoch, "name": event.name}
+        )
+        events.exploited = 0
+
+
+def _over(experiment: Online, status: Status, events: _Events) -> bool:
+    if status.round == 0:
+        return False
+    stop = experiment.stop
+    if stop.rounds is not None and status.round >= stop.rounds:
+        return True
+    if not isinstance(experiment.fabric, PlayedJob) and status.collectives > 0 and status.ranks == 0:
+        return True  # the job has come and gone
+    to_come = experiment.fabric.events[len(events.done) :] if isinstance(experiment.fabric, PlayedJob) else ()
+    if stop.exploit_rounds_after_last_event is None or to_come:
+        return False
+    adapted = not events.done or any(came_after(a.dseq, a.epoch, events.done[-1]) for a in status.alarms)
+    return adapted and events.exploited >= stop.exploit_rounds_after_last_event
+
+
+def _finish(job: NcclJob | None) -> LOG | None:
+    """Ends the played job in good order; what every rank really used, call by call."""
+    if job is None:
+        return None
+    with _failures():
+        job.stop()
+    return job.logs()
+
+
+def _check_claimed(status: Status) -> None:
+    """The ranks of a played job are there before the first round; runners that cannot serve them never will."""
+    if status.ranks == 0 and status.round >= CLAIM_ROUNDS:
+        raise RunError(
+            "no runner has claimed a rank; are the same version of the package and its plugin installed on the "
+            "cluster's nodes? See `dynamiccl doctor` there"
+        )
+
+
+def _offered(plan: Plan, left: Checkpoint) -> dict[tuple[int, int], list[int]]:
+    """(Communicator, key) -> pairs that NCCL offers and takes, by the coordinator's state at the end."""
+    store = MemoryStore()
+    store.put(f"{plan.run}/state", left["coordinator"])
+    coordinator = Coordinator(plan, store)
+    offers = np.asarray(~coordinator.loop.forbidden.all(-1))
+    return {
+        (comm_id, int(key)): np.flatnonzero(offers[row]).tolist()
+        for comm_id, comm in coordinator.comms.items()
+        for key, row in zip(comm.keys, comm.rows, strict=True)
+    }
+
+
+def _write_checkpoint(directory: Path, backend: Backend) -> Checkpoint:
+    left = backend.checkpoint()
+    checkpoint.write(directory / CHECKPOINT, left)
+    return left
+
+
+def read_checkpoint(directory: Path) -> Checkpoint:
+    """What a run left to go on from. Raises ConfigError if the directory has none, or one that is damaged."""
+    left = checkpoint.read(directory / CHECKPOINT)
+    if left.keys() != {"learner", "coordinator"}:
+        raise ConfigError(f"{directory / CHECKPOINT}: not a checkpoint of `dynamiccl online`: it holds {sorted(left)}")
+    return {"learner": left["learner"], "coordinator": left["coordinator"].tobytes()}
