@@ -46,8 +46,8 @@ class Regime:
 
     @property
     def reference(self) -> str:
-        """What times are divided by: the best static choice where it is known."""
-        known = bool(self.rows) and all(r["oracle_us"] is not None for r in self.rows)
+        """What times are divided by: the best static choice where it is known of any key; then others are left out."""
+        known = any(r["oracle_us"] is not None for r in self.rows)
         return "oracle_us" if known else "default_us"
 
 
@@ -181,7 +181,7 @@ def _read_samples(directory: Path, events: list[dict[str, Any]], stages: list[Re
     series = np.array([_series(int(comm), int(key)) for comm, key in pairs], np.int64)[of.reshape(-1)]
     stage = np.zeros(len(dseq), np.int64)
     for event in events:
-        stage += dseq >= event["at"] if event["by_call"] else epoch > event["epoch"]
+        stage += dseq >= event["at"] if event["by_call"] else epoch >= event["epoch"]
     return Samples(
         phase=read["phase"].astype(np.str_),
         epoch=epoch,

@@ -208,7 +208,8 @@ def _sizes(run: Run) -> Figure | None:
 def _size_lines(axes: Axes, stage: Regime, rows: list[dict[str, Any]]) -> None:
     nbytes = np.array([r["bytes"] for r in rows])
     for z, (role, label) in enumerate(ROLES.items()):
-        known = [(r["bytes"], r[f"{role}_us"] / r[stage.reference]) for r in rows if r.get(f"{role}_us") is not None]
+        there = [r for r in rows if r.get(f"{role}_us") is not None and r[stage.reference] is not None]
+        known = [(r["bytes"], r[f"{role}_us"] / r[stage.reference]) for r in there]
         if known:
             x, y = zip(*sorted(known), strict=True)
             axes.plot(x, y, color=_COLOURS[role], marker=_MARKERS[role], ms=4, label=label, lw=1.2, zorder=2 + z)

@@ -225,7 +225,7 @@ def test_a_job_of_several_communicators_has_no_call_that_all_share(tmp_path: Pat
         for comm, name, scale in ((2, "data", 1.0), (1 << 63, "tensor", 10.0))
         for row in _rows(1.0, vendor=False)
     ]
-    event = {"phase": 1, "at": 7, "round": 3, "epoch": 29, "by_call": False, "name": "links at 25%"}
+    event = {"phase": 1, "at": 7, "round": 3, "epoch": 30, "by_call": False, "name": "links at 25%"}
     summary = _summary(
         events=[event],
         alarms=[{"comm": 2, "key": KEYS["all_reduce/16MiB"], "dseq": 3, "epoch": 33}],
@@ -233,6 +233,9 @@ def test_a_job_of_several_communicators_has_no_call_that_all_share(tmp_path: Pat
         after=[{"event": "links at 25%", **_result(rows)}],
         **_result(rows),
     )
+    # A key whose members share one time has no best choice; the others keep theirs.
+    del rows[1]["oracle_action"]
+    rows[1]["oracle_us"] = None
     cluster = {"name": "dgx-a100-hdr"}
     fabric = {"kind": "real_nccl", "cluster": cluster, "noise_sigma": 0.02, "processes": None}
     _write(tmp_path, summary, {**EXPERIMENT, "fabric": fabric})
@@ -253,6 +256,10 @@ def test_a_job_of_several_communicators_has_no_call_that_all_share(tmp_path: Pat
     expected = [usual[f"{c:x}", list(KEYS)[i % 3]] for i, c in enumerate(comm.tolist())]
     assert run.samples.default_us.tolist() == pytest.approx(expected)
     assert run.alarms_since(event) == [399]
+    assert run.reference_name == "best static choice"
+    alone = run.samples.series == next(r["series"] for r in run.stages[0].rows if r["oracle_us"] is None)
+    assert alone.any()
+    assert (np.isnan(run.samples.reference_us) == alone).all()
 
 
 def test_real_network_has_no_oracle(tmp_path: Path) -> None:
