@@ -23,15 +23,15 @@ def test_the_demo_learns_adapts_agrees_and_reports(tmp_path: Path) -> None:
     summary = json.loads(done.stdout)
     assert summary["seconds"] < 180
     assert summary["geomean_vs_oracle"]["default"] > 1.10
-    assert summary["geomean_vs_oracle"]["learned"] <= 1.04
+    assert summary["geomean_vs_oracle"]["learned"] <= 1.02
     assert summary["gap_closed"] > 0.7
     assert summary["agreement_violations"] == 0
     assert summary["dropped_records"] == 0
-    assert summary["switches"] > 100
+    assert summary["switches"] > 50
     assert summary["detection_delay"] is not None
     after = summary["after"][0]["geomean_vs_oracle"]
     assert after["default"] > 1.2
-    assert after["learned"] <= 1.06
+    assert after["learned"] <= 1.03
     for row in summary["keys"]:
         assert {"key", "default_us", "learned_us", "oracle_us"} <= row.keys()
     assert {"epochs", "collectives"} <= summary.keys()
