@@ -65,7 +65,7 @@ struct dcc_record {
     uint64_t exec_ns;    /* execution time, last channel's stop minus first channel's start */
     uint64_t start_ns;   /* first channel's start on the clock that `timing` names */
     uint32_t version;    /* of the table in force at dseq; 0 for none */
-    uint32_t plan;       /* kernels that NCCL had launched on the communicator before its own, modulo 2^32 */
+    uint32_t plan;       /* number of its kernel among those of the communicator's collectives, modulo 2^32 */
     uint32_t reserved;   /* 0 */
     uint16_t key;        /* index of the decision's key */
     uint8_t flags;       /* enum dcc_record_flags */

@@ -99,6 +99,7 @@ struct comm *comm_attach_profiler(unsigned abi, enum children children, uint64_t
                 atomic_store(&identity->ranks, (uint32_t)ranks);
                 atomic_store(&identity->nodes, (uint32_t)nodes);
                 atomic_store(&identity->rank, (uint32_t)rank);
+                atomic_store(&comm->rank_told, true);
                 snprintf(identity->comm_name, sizeof identity->comm_name, "%s", name ? name : "");
             }
         }

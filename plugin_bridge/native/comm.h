@@ -31,72 +31,77 @@ enum children {
 };
 
 /* One decision being measured; see measure.c for `refs` and for what a handle is. Written by the thread that
- * starts the collective before it publishes `refs`, and by nobody else unless atomic. */
+ * starts the collective before it publishes `refs`, and by nobody else unless atomic. That thread writes the
+ * first two cache lines, the proxy thread all three. */
 struct slot {
     _Alignas(128) struct comm *comm; /* never changes */
     _Atomic uint32_t refs;
     _Atomic uint32_t generation; /* times that this slot was used before */
-    _Atomic uint32_t bad_timer;
-    uint32_t call;                      /* its first operation's number among the communicator's calls */
+    uint32_t start;              /* its first operation's number among those that have started */
+    uint32_t call; /* ... among the calls, less those of its group, which NCCL launches in any order */
     _Atomic uintptr_t owner;            /* the thread whose channels report without locking; 0: none yet */
     _Atomic uint64_t start_ns, stop_ns; /* writer: that thread */
     _Atomic uint64_t other_start_ns, other_stop_ns; /* every other thread, by compare-and-swap */
-    struct dcc_record record;
+    _Alignas(64) struct dcc_record record;
     /* Operations of this decision that run on a channel and whose stop is to come. */
     _Alignas(64) _Atomic uint8_t running[COMM_CHANNELS];
-    uint32_t start;      /* its first operation's number among those that have started */
-    uint32_t group_size; /* calls of its group, which NCCL launches in an order of its own */
 };
-_Static_assert(sizeof(struct slot) == 256, "four cache lines");
+_Static_assert(offsetof(struct slot, record) == 64 && offsetof(struct slot, running) == 128, "cache lines");
+
+/* A decision on its way to its profiler event. */
+struct claim {
+    uint64_t bytes_left;      /* of the aggregate that the decision is for; 0: claimed */
+    struct slot *measured_in; /* the slot of an aggregate that has begun */
+};
 
 struct comm {
-    /* getCollInfo and getChunkSize. */
-    struct dcc_segment *seg;       /* NULL: no channel, everything passes through */
+    /* Hardly ever written: what every thread looks at. */
+    _Alignas(64) struct dcc_segment *seg; /* NULL: no channel, everything passes through */
+    struct slot *slots;
     const struct dcc_table *table; /* NULL: pass through for `no_table_cause` */
     uint64_t table_word;           /* the word that `table` was checked for */
-    uint64_t dseq;
-    uint64_t fingerprint;
     enum dcc_cause no_table_cause;
+    enum children children;
     bool user_env;
     bool several_nodes;
-    uint8_t chunk_funcs; /* bit per collective whose row of `chunk` is not all 0 */
-    /* Log2 of the bytes that the latest decision of a collective asked for with that pair; 0: NCCL's own. */
-    uint8_t chunk[DCC_FUNCS][DCC_ALGOS][DCC_PROTOS];
-    uint32_t cost_shown[DCC_KEYS / 32 + 1]; /* bit per key whose cost row is published */
+    _Atomic bool rank_told; /* the profiler has said which rank this is */
+    uint8_t chunk_funcs;    /* bit per collective whose row of `chunk` is not all 0 */
+    /* Collectives with an unknown number of channels. */
+    _Atomic uint32_t open_ended; /* how many wait for the end of their channels */
+    _Atomic uint64_t retired;    /* collectives below this wait no more */
 
-    /* Decisions on their way to their profiler event: a ring with getCollInfo at one end and whoever holds
-     * `starting` at the other. Their `plan` holds the group in which they were made. */
-    _Alignas(64) _Atomic uint64_t decided;
-    _Alignas(64) _Atomic uint64_t claimed; /* all below are claimed or given up */
-    struct dcc_record decisions[COMM_DECISIONS];
+    /* Written with each call, mostly by the one thread that calls: getCollInfo. */
+    _Alignas(64) uint64_t dseq;
+    uint64_t fingerprint;
+    _Atomic uint64_t decided; /* a ring from getCollInfo to the start of the collective */
+    _Atomic uint64_t claimed; /* all below are claimed or given up */
+    /* Starting a collective: one thread at a time. */
+    uint64_t looked;           /* decisions below this have an entry in `claims` */
+    uint64_t next_slot;        /* outlives the communicator, like the slots */
+    _Atomic uint32_t starting; /* 1: held, for the five around it */
+    uint32_t newest_group;     /* of those that have started */
+    uint32_t newest_plan;      /* the latest kernel whose operations have started */
+    uint32_t kernels;          /* how many there were */
 
     /* What the user called, from profiler v5 on; writer: the thread that calls. */
     _Alignas(64) _Atomic uint32_t calls; /* collectives, sends and receives */
     _Atomic uint32_t group;              /* the latest group of calls; 0: none yet */
     _Atomic uint32_t group_first;        /* its first call */
     _Atomic uint32_t largest_group;      /* calls of the largest group so far */
-    _Atomic uint32_t plans;              /* kernels launched */
+    _Atomic uint32_t plan;               /* tells a kernel from the one before */
     _Atomic uint32_t starts;             /* operations that have started; writer: under `starting` */
     _Atomic uint32_t replays;            /* 1: graphs are replayed, whose operations nobody calls */
-    uint32_t newest_group;               /* of those that have started; under `starting` */
 
-    /* Starting a collective: one thread at a time. */
-    _Alignas(64) _Atomic uint32_t starting;   /* 1: held */
-    uint64_t looked;                          /* decisions below this have an entry in the two arrays */
-    uint64_t bytes_left[COMM_DECISIONS];      /* of the aggregate that the decision is for; 0: claimed */
-    struct slot *measured_in[COMM_DECISIONS]; /* the slot of an aggregate that has begun */
-    uint64_t next_slot;                       /* outlives the communicator, like the slots */
-
-    /* Collectives with an unknown number of channels. */
-    _Alignas(64) _Atomic uint32_t open_ended; /* how many wait for the end of their channels */
-    _Atomic uint64_t retired;                 /* collectives below this wait no more */
-
-    struct slot *slots;
+    /* Log2 of the bytes that the latest decision of a collective asked for with that pair; 0: NCCL's own. */
+    _Alignas(64) uint8_t chunk[DCC_FUNCS][DCC_ALGOS][DCC_PROTOS];
+    uint32_t cost_shown[DCC_KEYS / 32 + 1]; /* bit per key whose cost row is published */
+    /* Their `plan` holds the group in which they were made. */
+    _Alignas(64) struct dcc_record decisions[COMM_DECISIONS];
+    struct claim claims[COMM_DECISIONS]; /* under `starting` */
 
     /* Under the lock in comm.c. */
     unsigned users; /* tuner, profiler */
     bool has_tuner, has_profiler;
-    enum children children;
     uint64_t id;
     pthread_t creator;
     nccl_logger log;

@@ -153,6 +153,8 @@ static inline bool apply(const struct comm *comm, const struct dcc_entry *entry,
 static inline void remember_chunk(struct comm *comm, unsigned func, const struct dcc_record *made) {
     if ((made->flags & DCC_RECORD_APPLIED) && made->asked_algo < DCC_ALGOS &&
         made->asked_proto < DCC_PROTOS) {
+        if (!made->asked_chunk_log2 && !(comm->chunk_funcs >> func & 1))
+            return;
         comm->chunk[func][made->asked_algo][made->asked_proto] = made->asked_chunk_log2;
         comm->chunk_funcs |= (uint8_t)(made->asked_chunk_log2 ? 1u << func : 0);
     } else if (comm->chunk_funcs >> func & 1) {
@@ -271,7 +273,7 @@ void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *c
         return;
     /* Nothing here says which collective is being scheduled; a group decides all of its collectives before it
      * schedules any. The latest decision for this pair is the same one on every rank. */
-    if (!comm->chunk[func][algo][proto])
+    if (!(comm->chunk_funcs >> func & 1) || !comm->chunk[func][algo][proto])
         return;
     size_t asked = (size_t)1 << comm->chunk[func][algo][proto];
     *chunk = asked < grain[proto] ? grain[proto] : asked - asked % grain[proto];

@@ -29,7 +29,7 @@ static int claim_in_group(const struct comm *comm, const struct coll_event *even
     for (uint64_t i = from; i < to; i++) {
         int at = (int)(i % COMM_DECISIONS);
         const struct dcc_record *decision = &comm->decisions[at];
-        uint64_t left = comm->bytes_left[at];
+        uint64_t left = comm->claims[at].bytes_left;
         if (left < bytes || left == 0 || decision->plan != group || decision->func != event->func ||
             !as_asked(decision, event))
             continue;
@@ -50,7 +50,7 @@ static int claim_newest(const struct comm *comm, const struct coll_event *event,
     for (uint64_t i = to; i-- > from && best_fit < 3;) {
         int at = (int)(i % COMM_DECISIONS);
         const struct dcc_record *decision = &comm->decisions[at];
-        uint64_t left = comm->bytes_left[at];
+        uint64_t left = comm->claims[at].bytes_left;
         if (left < bytes || left == 0 || decision->func != event->func)
             continue;
         int fit = 2 * (left == bytes) + as_asked(decision, event);
@@ -67,20 +67,19 @@ int join_claim(struct comm *comm, const struct coll_event *event, uint64_t bytes
     uint64_t decided = load(&comm->decided, acquire);
     uint64_t claimed = load(&comm->claimed, relaxed);
     for (; comm->looked < decided; comm->looked++) {
-        comm->bytes_left[comm->looked % COMM_DECISIONS] =
-            comm->decisions[comm->looked % COMM_DECISIONS].bytes;
-        comm->measured_in[comm->looked % COMM_DECISIONS] = NULL;
+        uint64_t at = comm->looked % COMM_DECISIONS;
+        comm->claims[at] = (struct claim){.bytes_left = comm->decisions[at].bytes};
     }
     int found = group ? claim_in_group(comm, event, bytes, claimed, decided, group)
                       : claim_newest(comm, event, bytes, claimed, decided);
     if (found >= 0)
-        comm->bytes_left[found] -= bytes;
+        comm->claims[found].bytes_left -= bytes;
     return found;
 }
 
 void join_finish(struct comm *comm, bool found, uint32_t group) {
     uint64_t claimed = load(&comm->claimed, relaxed), before = claimed;
-    while (claimed < comm->looked && comm->bytes_left[claimed % COMM_DECISIONS] == 0)
+    while (claimed < comm->looked && comm->claims[claimed % COMM_DECISIONS].bytes_left == 0)
         claimed++;
     /* Groups are launched in the order in which they were decided: what an older one left behind never comes.
      */

@@ -1,14 +1,14 @@
 /* From profiler events to records: one slot per decision, counted references, nobody waits.
  *
- * `refs` of a slot is 0 when it is free, BUSY while one thread fills or empties it, and otherwise counts what
- * is still to come: one COLL for the stop of each of its operations, one per channel of each that has yet to
- * stop, MORE where the number of channels is unknown, and JOIN while an aggregate waits for operations.
- * Whoever takes the last of them away moves the slot to BUSY, writes the record and frees it. What comes too
- * late, or for a share that is gone already, changes nothing.
+ * `refs` of a slot is 0 or GIVEN_UP when it is free, BUSY while one thread fills or empties it, and otherwise
+ * counts what is still to come: one per channel of each of its operations that has yet to stop, COLL and MORE
+ * where the number of channels is unknown, and JOIN while an aggregate waits for operations. Whoever takes
+ * the last of them away moves the slot to BUSY, writes the record and frees it. What comes too late, or for a
+ * share that is gone already, changes nothing.
  *
- * A handle of a collective is the slot's address, with 1 + channel in the low bits for a channel and the
- * slot's generation in the 16 bits that no user-space address uses. Handles of groups and calls are numbers
- * behind a tag. */
+ * A handle of a collective is the slot's address, with 1 + channel in the low bits for a channel, a tag there
+ * if its channels are all that is waited for, and the slot's generation in the 16 bits that no user-space
+ * address uses. Handles of groups and calls are numbers behind a tag. */
 #define _GNU_SOURCE
 #include <sched.h>
 #include <string.h>
@@ -24,7 +24,8 @@
 #define REFS_MORE (1u << 24)
 #define REFS_JOIN (1u << 25)
 #define REFS_TO_COME (REFS_CHILDREN | REFS_COLLS | REFS_MORE | REFS_JOIN)
-#define REFS_COUNTED (1u << 26) /* the channels were counted in from the beginning */
+#define REFS_COUNTED (1u << 26)  /* the channels were counted in from the beginning */
+#define REFS_GIVEN_UP (1u << 27) /* free; `running` is not all 0 */
 #define REFS_BUSY (1u << 30)
 
 #define LONGEST_NS (3600ull * 1000000000ull)
@@ -53,10 +54,10 @@ char comm_ignored_event[1];
 #define HANDLE_GENERATION 48
 #define HANDLE_CHANNEL ((uintptr_t)_Alignof(struct slot) - 1)
 _Static_assert(sizeof(uintptr_t) == 8, "the generation lives above bit 47");
-/* Above 1 + any channel, so that no slot's handle looks like one of these. */
-enum tag { TAG_API = 0x7d, TAG_GROUP_API = 0x7e, TAG_GROUP = 0x7f };
+/* Above 1 + any channel, so that no channel's handle looks like one of these. */
+enum tag { TAG_COUNTED = 0x7c, TAG_API = 0x7d, TAG_GROUP_API = 0x7e, TAG_GROUP = 0x7f };
 #define TAG_BITS 7
-_Static_assert(_Alignof(struct slot) == 1 << TAG_BITS && COMM_CHANNELS < TAG_API,
+_Static_assert(_Alignof(struct slot) == 1 << TAG_BITS && COMM_CHANNELS < TAG_COUNTED,
                "tags fit below the alignment");
 /* Of a call: its group above its number. Groups are compared modulo 2^24. */
 #define GROUP_BITS 24
@@ -74,12 +75,15 @@ static inline uint64_t number_of(const void *handle) {
     return (uintptr_t)handle >> TAG_BITS;
 }
 
-static inline void *handle_of(struct slot *slot) {
-    return (void *)((uintptr_t)slot | (uintptr_t)load(&slot->generation, relaxed) << HANDLE_GENERATION);
+/* The stop of an operation with TAG_COUNTED says nothing: the thread that calls NCCL does not look at the
+ * slot then, which belongs to the proxy thread's cache by now. */
+static inline void *handle_of(struct slot *slot, bool counted) {
+    return (void *)((uintptr_t)slot | (uintptr_t)load(&slot->generation, relaxed) << HANDLE_GENERATION |
+                    (counted ? TAG_COUNTED : 0));
 }
 
 static inline bool is_child(const void *handle) {
-    return (uintptr_t)handle & HANDLE_CHANNEL;
+    return ((uintptr_t)handle & HANDLE_CHANNEL) - 1 < COMM_CHANNELS;
 }
 
 static inline unsigned channel_of(const void *handle) {
@@ -126,8 +130,11 @@ void *comm_api_start(struct comm *comm, const void *group_api_handle) {
     return number_handle(TAG_API, (uint64_t)group << CALL_BITS | call);
 }
 
+/* Only has to differ from the latest; two threads that launch at once may take the same. */
 void *comm_group_start(struct comm *comm) {
-    return number_handle(TAG_GROUP, atomic_fetch_add_explicit(&comm->plans, 1, memory_order_relaxed));
+    uint32_t plan = load(&comm->plan, relaxed) + 1;
+    store(&comm->plan, plan, relaxed);
+    return number_handle(TAG_GROUP, plan);
 }
 
 /* Whether no operation that could have run since can have written over the timestamps of a slot's first one.
@@ -136,7 +143,7 @@ static inline bool timers_are_sure(const struct slot *slot) {
     const struct comm *comm = slot->comm;
     if (comm->children != CHILDREN_GPU)
         return true;
-    uint32_t called = load(&comm->calls, relaxed) - slot->call + slot->group_size;
+    uint32_t called = load(&comm->calls, relaxed) - slot->call;
     if (likely(!load(&comm->replays, relaxed)))
         return called < TIMESTAMPS_KEPT;
     return called < TIMESTAMPS_KEPT / 2 && load(&comm->starts, relaxed) - slot->start < TIMESTAMPS_KEPT / 2;
@@ -160,7 +167,7 @@ static void emit(struct slot *slot) {
     struct dcc_segment *seg = slot->comm->seg;
     uint64_t start = smaller(load(&slot->start_ns, relaxed), load(&slot->other_start_ns, relaxed));
     uint64_t stop = larger(load(&slot->stop_ns, relaxed), load(&slot->other_stop_ns, relaxed));
-    if (unlikely(load(&slot->bad_timer, relaxed) || stop <= start || stop - start > LONGEST_NS)) {
+    if (unlikely(stop <= start || stop - start > LONGEST_NS)) {
         bump(&seg->plugin.dropped_timer);
         return;
     }
@@ -216,8 +223,8 @@ static void retire_before(struct comm *comm, uint64_t sequence) {
 
 /* Empties a slot whose channels will never report; false if it has just been completed after all. */
 static bool give_up(struct comm *comm, struct slot *slot, uint32_t refs) {
-    if (refs == 0 || refs == REFS_BUSY ||
-        !atomic_compare_exchange_strong_explicit(&slot->refs, &refs, 0, memory_order_acq_rel,
+    if (refs == 0 || refs == REFS_BUSY || refs == REFS_GIVEN_UP ||
+        !atomic_compare_exchange_strong_explicit(&slot->refs, &refs, REFS_GIVEN_UP, memory_order_acq_rel,
                                                  memory_order_relaxed))
         return false;
     if (refs & REFS_MORE)
@@ -243,7 +250,7 @@ void comm_end_measuring(struct comm *comm) {
         struct slot *slot = &comm->slots[i];
         uint32_t refs;
         /* BUSY is another thread between two instructions of take_off(). */
-        while ((refs = load(&slot->refs, acquire)) != 0)
+        while ((refs = load(&slot->refs, acquire)) != 0 && refs != REFS_GIVEN_UP)
             if (!give_up(comm, slot, refs))
                 sched_yield();
     }
@@ -266,20 +273,20 @@ static struct slot *allocate(struct comm *comm) {
     uint64_t sequence = comm->next_slot++;
     struct slot *slot = &comm->slots[sequence % COMM_SLOTS];
     /* Pairs with the release in take_off(): the record has been written. */
-    if (unlikely(load(&slot->refs, acquire))) {
+    uint32_t refs = load(&slot->refs, acquire);
+    if (unlikely(refs && refs != REFS_GIVEN_UP)) {
         bump(&comm->seg->plugin.dropped_busy);
         return NULL;
     }
     store(&slot->generation, (uint32_t)(sequence / COMM_SLOTS), relaxed);
-    store(&slot->bad_timer, 0, relaxed);
     store(&slot->owner, 0, relaxed);
     store(&slot->start_ns, UINT64_MAX, relaxed);
     store(&slot->stop_ns, 0, relaxed);
     store(&slot->other_start_ns, UINT64_MAX, relaxed);
     store(&slot->other_stop_ns, 0, relaxed);
-    /* All 0 already, unless the last decision here was given up. */
-    memset((void *)slot->running, 0, sizeof slot->running);
-    fetch_to_write(&comm->slots[(sequence + 1) % COMM_SLOTS], sizeof *slot);
+    if (unlikely(refs))
+        memset((void *)slot->running, 0, sizeof slot->running);
+    fetch_to_write(&comm->slots[(sequence + 1) % COMM_SLOTS], offsetof(struct slot, running));
     return slot;
 }
 
@@ -290,10 +297,14 @@ static inline bool hold_start(struct comm *comm) {
     return false;
 }
 
+/* Whether it is known how many channels will report. */
+static inline bool is_counted(const struct comm *comm, const struct coll_event *event) {
+    return likely(comm->children == CHILDREN_GPU && event->channels);
+}
+
 /* What an operation adds to the count. */
-static uint32_t shares_of(const struct comm *comm, const struct coll_event *event) {
-    bool counted = comm->children == CHILDREN_GPU && event->channels;
-    return REFS_COLL | (counted ? REFS_COUNTED | event->channels : REFS_MORE);
+static inline uint32_t shares_of(const struct comm *comm, const struct coll_event *event) {
+    return is_counted(comm, event) ? REFS_COUNTED | event->channels : REFS_COLL | REFS_MORE;
 }
 
 static void fill(struct slot *slot, const struct coll_event *event, const struct dcc_record *decision,
@@ -304,7 +315,7 @@ static void fill(struct slot *slot, const struct coll_event *event, const struct
         memcpy((void *)record, decision, DCC_RECORD_PAYLOAD);
     else
         *record = (struct dcc_record){.bytes = bytes, .asked_algo = 255, .asked_proto = 255};
-    record->plan = has_tag(event->group, TAG_GROUP) ? (uint32_t)number_of(event->group) : 0;
+    record->plan = comm->kernels;
     record->timing = comm->children == CHILDREN_GPU      ? DCC_TIMING_GPU
                      : comm->children == CHILDREN_KERNEL ? DCC_TIMING_KERNEL_HOST
                                                          : DCC_TIMING_PROXY;
@@ -319,14 +330,15 @@ static void fill(struct slot *slot, const struct coll_event *event, const struct
 static void *join_slot(struct comm *comm, struct slot *slot, const struct coll_event *event, bool last) {
     uint32_t refs = load(&slot->refs, relaxed), more;
     do {
-        if (unlikely(!(refs & REFS_JOIN) || (refs & REFS_COLLS) == REFS_COLLS))
+        if (unlikely(!(refs & REFS_JOIN) || (refs & REFS_COLLS) == REFS_COLLS ||
+                     (refs & REFS_CHILDREN) > REFS_CHILDREN - UINT8_MAX))
             return NULL;
         more = refs + (shares_of(comm, event) & (REFS_CHILDREN | REFS_COLL));
     } while (!atomic_compare_exchange_weak_explicit(&slot->refs, &refs, more, memory_order_acq_rel,
                                                     memory_order_relaxed));
     if (event->channels > slot->record.channels)
         slot->record.channels = event->channels;
-    void *handle = handle_of(slot);
+    void *handle = handle_of(slot, is_counted(comm, event));
     if (last)
         take_off(slot, REFS_JOIN);
     return handle;
@@ -339,6 +351,15 @@ static uint32_t group_size(const struct comm *comm, uint32_t group) {
     if (likely(group == load(&comm->group, relaxed)))
         return calls - load(&comm->group_first, relaxed) + 1;
     return load(&comm->largest_group, relaxed);
+}
+
+/* Under `starting`. The operations of a kernel start one after the other. */
+static inline void count_kernel(struct comm *comm, const void *group) {
+    uint32_t plan = (uint32_t)number_of(group);
+    if (unlikely(!has_tag(group, TAG_GROUP) || plan == comm->newest_plan))
+        return;
+    comm->newest_plan = plan;
+    comm->kernels++;
 }
 
 /* Under `starting`. */
@@ -357,13 +378,14 @@ static void *begin_measuring(struct comm *comm, const struct coll_event *event, 
                              uint32_t group, uint32_t call) {
     if (likely(group))
         count_start(comm, group);
+    count_kernel(comm, event->group);
     int at = join_claim(comm, event, bytes, group);
     const struct dcc_record *decision = at >= 0 ? &comm->decisions[at] : NULL;
     /* NCCL decides on the sum of what it aggregates. */
     bool aggregate = unlikely(decision && bytes != decision->bytes);
-    bool last = aggregate && comm->bytes_left[at] == 0;
-    if (aggregate && comm->measured_in[at]) {
-        void *handle = join_slot(comm, comm->measured_in[at], event, last);
+    bool last = aggregate && comm->claims[at].bytes_left == 0;
+    if (aggregate && comm->claims[at].measured_in) {
+        void *handle = join_slot(comm, comm->claims[at].measured_in, event, last);
         bump(handle ? &comm->seg->plugin.merged : &comm->seg->plugin.dropped_incomplete);
         join_finish(comm, true, group);
         return handle ? handle : comm_ignored_event;
@@ -372,38 +394,42 @@ static void *begin_measuring(struct comm *comm, const struct coll_event *event, 
     void *handle = comm_ignored_event;
     if (likely(slot)) {
         fill(slot, event, decision, bytes);
-        slot->call = call;
+        slot->call = call - group_size(comm, group);
         slot->start = load(&comm->starts, relaxed);
-        slot->group_size = group_size(comm, group);
         uint32_t shares = shares_of(comm, event);
         if (unlikely(aggregate)) {
             slot->record.flags |= DCC_RECORD_AGGREGATE;
             shares |= REFS_JOIN;
-            comm->measured_in[at] = slot;
+            comm->claims[at].measured_in = slot;
         }
         if (unlikely(shares & REFS_MORE))
             atomic_fetch_add_explicit(&comm->open_ended, 1, memory_order_relaxed);
-        handle = handle_of(slot);
+        handle = handle_of(slot, is_counted(comm, event));
         store(&slot->refs, shares, release);
     }
     join_finish(comm, decision != NULL, group);
     return handle;
 }
 
+/* Before v4 a rank is first heard of with its first collective. */
+static __attribute__((noinline)) void tell_rank(struct comm *comm, const struct coll_event *event) {
+    struct dcc_identity *identity = &comm->seg->identity;
+    if (event->comm_id)
+        store(&identity->comm_id, event->comm_id, relaxed);
+    store(&identity->rank, (uint32_t)event->rank, release); /* pairs with the acquire in dcc_identity() */
+    store(&comm->rank_told, true, relaxed);
+}
+
 void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
     if (unlikely(!comm->seg))
         return comm_ignored_event;
-    struct dcc_identity *identity = &comm->seg->identity;
-    if (unlikely(load(&identity->rank, relaxed) == UINT32_MAX && event->rank >= 0)) {
-        if (event->comm_id)
-            store(&identity->comm_id, event->comm_id, relaxed);
-        store(&identity->rank, (uint32_t)event->rank, release); /* pairs with the acquire in dcc_identity() */
-    }
+    if (unlikely(!load(&comm->rank_told, relaxed) && event->rank >= 0))
+        tell_rank(comm, event);
     if (unlikely(event->func >= DCC_FUNCS))
         return comm_ignored_event;
     uint64_t bytes = event->count * event->element_bytes;
     if (event->func == 2 || event->func == 3) /* all-gather and reduce-scatter count the full buffer */
-        bytes *= load(&identity->ranks, relaxed);
+        bytes *= load(&comm->seg->identity.ranks, relaxed);
     uint32_t group = 0, call;
     if (likely(has_tag(event->api, TAG_API))) {
         uint64_t number = number_of(event->api);
@@ -451,6 +477,11 @@ static inline void started_at(struct slot *slot, uint64_t ns) {
     }
 }
 
+/* The time is unknown: longer than any that is recorded. */
+static inline void has_bad_timer(struct slot *slot) {
+    store(&slot->other_stop_ns, UINT64_MAX, relaxed);
+}
+
 static inline void stopped_at(struct slot *slot, uint64_t ns) {
     if (likely(is_owner(slot))) {
         if (ns > load(&slot->stop_ns, relaxed)) {
@@ -488,7 +519,7 @@ void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns) {
     if (comm->children != CHILDREN_GPU)
         start_ns = comm_host_ns();
     else if (unlikely(start_ns == 0))
-        store(&slot->bad_timer, 1, relaxed);
+        has_bad_timer(slot);
     started_at(slot, start_ns);
     /* A channel is reported by one thread at a time, start before stop. */
     store(&slot->running[channel], (uint8_t)(load(&slot->running[channel], relaxed) + 1), relaxed);
@@ -496,7 +527,7 @@ void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns) {
     give_up_lost(comm, sequence);
     if (unlikely(load(&comm->open_ended, relaxed)) && sequence >= RETIRE_DISTANCE)
         retire_before(comm, sequence - RETIRE_DISTANCE + 1);
-    return (char *)coll_handle + 1 + channel;
+    return (void *)(((uintptr_t)coll_handle & ~HANDLE_CHANNEL) | (1u + channel));
 }
 
 /* NCCL keeps the handle of a channel's last start: where it passed over one, the stop arrives with that of an
@@ -509,12 +540,14 @@ void comm_child_timer(void *handle, uint64_t stop_ns) {
     struct slot *slot = slot_of(handle);
     if (unlikely(!slot || !is_child(handle) || !is_running(slot, channel_of(handle))))
         return;
-    if (unlikely(stop_ns == 0)) /* seen in the field; the collective's time is unknown then */
-        store(&slot->bad_timer, 1, relaxed);
+    if (unlikely(stop_ns == 0)) /* seen in the field */
+        has_bad_timer(slot);
     stopped_at(slot, stop_ns);
 }
 
 void comm_event_stop(void *handle) {
+    if (likely(has_tag(handle, TAG_COUNTED)))
+        return;
     struct slot *slot = slot_of(handle);
     if (unlikely(!slot))
         return;
