@@ -26,7 +26,7 @@ from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
-from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, decision_key
+from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store
 from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
@@ -72,7 +72,7 @@ class Coordinator:
     def join(self, runner: str, members: list[Member]) -> EpochContext:
         """A runner serves these ranks from now on, and no others."""
         self.membership.join(runner, members)
-        self.next_version = max([self.next_version, *(member.version + 1 for member in members)])
+        self.next_version = max([self.next_version, *(member.standing.newest + 1 for member in members)])
         for comm_id, comm in self.comms.items():
             if comm.complete and not comm.off:
                 self._turn_off(comm_id, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
@@ -94,7 +94,7 @@ class Coordinator:
         return Communicator(
             number=number,
             example=member,
-            agreement=Agreement(self._store, plan.run, member.comm, expected),
+            agreement=Agreement(expected),
             reward=JobReward(self.experiment.reward, sms=plan.sms, tier=tier, nodes=member.nodes),
         )
 
@@ -140,7 +140,7 @@ class Coordinator:
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext | None:
         """Takes one runner's epoch. Returns the next context once it is there."""
-        if runner not in self.membership.runners:
+        if not self.knows(runner):
             # Given up on, or from before a restart of the coordinator: it has to join again.
             return dataclasses.replace(self.context, round_end=True)
         if epoch < self.phases.epoch:
@@ -253,37 +253,42 @@ class Coordinator:
     def promise(
         self, runner: str, comm_id: int, version: int, answers: list[Answer], table: bytes | None
     ) -> Decision | None:
-        """Takes the answers of one runner's ranks; None while other ranks have not answered."""
-        comm = self.comms.get(comm_id)
-        if comm is None:  # from before a restart, and nothing of it was saved: it cannot be open
-            abort = Decision(version=version, switch_at=None)
-            key = decision_key(self.plan.run, comm_id, version)
-            return Decision.parse(self._store.put_if_absent(key, abort.encode()))
+        """Takes the answers of one runner's ranks; None while other ranks have not answered, and for a runner that has
+        yet to join: of its ranks nothing is known."""
+        if not self.knows(runner):
+            return None
+        comm = self.comms[comm_id]
         decision: Decision | None = None
         for answer in answers:
             if answer.rank == comm.agreement.leader and table is not None:
                 comm.propose(DecisionTable.from_bytes(table))
-                # Before the decision can be recorded: a successor must know what was decided.
-                self._store.put(f"{self.plan.run}/{comm_id:x}/proposal", table)
                 comm.adopt = table
             decision = comm.agreement.answer(version, answer)
         if decision is not None:
             self._decided(comm, decision)
         return decision
 
+    def knows(self, runner: str) -> bool:
+        """Whether it has joined since this coordinator began, and was not given up on."""
+        return runner in self.membership.runners
+
     def open_version(self, comm_id: int) -> int | None:
         """The version whose answers are being gathered."""
         return self.comms[comm_id].agreement.open_version
 
-    def decision(self, comm_id: int, version: int) -> Decision | None:
-        """What has been recorded about a version."""
-        return self.comms[comm_id].agreement.recorded(version)
-
     def abort(self, comm_id: int, version: int) -> Decision:
-        """Time is up for a version; returns what holds."""
+        """Time is up for a version that this coordinator has opened; returns what holds."""
         comm = self.comms[comm_id]
         decision = comm.agreement.abort(version)
         self._decided(comm, decision)
+        return decision
+
+    def settle(self, member: Member) -> Decision | None:
+        """What holds about the version that a rank is open on; None until all of its communicator have been heard."""
+        comm = self.membership.hear(member)
+        decision = comm.agreement.resolve(member.standing.pending)
+        if decision is not None:
+            self._decided(comm, decision)
         return decision
 
     def _decided(self, comm: Communicator, decision: Decision) -> None:
@@ -291,17 +296,6 @@ class Coordinator:
             comm.switch(decision.version)
         if not decision.adopt_leader:
             comm.adopt = None
-
-    def _adopt_decided(self, comm_id: int) -> None:
-        """A version may have been committed after the state was last saved."""
-        raw = self._store.get(f"{self.plan.run}/{comm_id:x}/proposal")
-        if raw is None:
-            return
-        comm, table = self.comms[comm_id], DecisionTable.from_bytes(raw)
-        decision = comm.agreement.recorded(table.version)
-        if decision is not None:
-            comm.propose(table)
-            self._decided(comm, decision)
 
     # -- context --
 
@@ -398,10 +392,6 @@ class Coordinator:
             self.phases.restore(said["phases"])
         except DAMAGED as e:
             raise RunError(f"the state of run {self.plan.run} is damaged: {e!r}; start without --resume") from None
-        for comm_id in self.comms:
-            self._adopt_decided(comm_id)
-        # Versions that were handed out after the last save may be open somewhere: never use them again.
-        self.next_version += 1000
 
 
 _NONE: Final = np.zeros(0, np.int64)

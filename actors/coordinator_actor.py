@@ -52,13 +52,16 @@ class CoordinatorActor:
 
     async def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
-    ) -> Decision:
+    ) -> Decision | None:
         decision = self._core.promise(runner, comm, version, answers, table)
-        if decision is None:
+        if decision is None and self._core.knows(runner):
             await self._wait(lambda: self._core.open_version(comm) != version, self.PROMISE_WAIT_S)
-            decision = self._core.decision(comm, version) or self._core.abort(comm, version)
+            decision = self._core.abort(comm, version)
         await self._tell()
         return decision
+
+    async def settle(self, member: Member) -> Decision | None:
+        return self._core.settle(member)
 
     async def status(self) -> Status:
         return self._core.status()

@@ -37,9 +37,7 @@ class Membership:
             ranks -= served
         self._runners[runner] = served
         for member in members:
-            comm = self.comms.get(member.comm) or self.add(member)
-            comm.members[member.rank] = member
-            comm.adopt_from(member)
+            self.hear(member).members[member.rank] = member
 
     def leave(self, runner: str) -> None:
         """A runner is gone; its ranks wait for another one."""
@@ -56,6 +54,13 @@ class Membership:
         return {r for r, ranks in self._runners.items() if ranks} - set(heard)
 
     # -- communicators --
+
+    def hear(self, member: Member) -> Communicator:
+        """What a rank's segment says, whether it is served from now on or not."""
+        comm = self.comms.get(member.comm) or self.add(member)
+        comm.agreement.hear(member.rank, member.standing)
+        comm.adopt_from(member)
+        return comm
 
     def add(self, member: Member) -> Communicator:
         """A communicator that is new."""

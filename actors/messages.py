@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamiccl_ray.arrays import Float, Int64
-from dynamiccl_ray.control.agreement import Answer, Decision
+from dynamiccl_ray.control.agreement import Answer, Decision, Standing
 from dynamiccl_ray.control.loop import Due
 
 COLLECTIVE_DTYPE: Final = np.dtype(
@@ -45,8 +45,8 @@ class Member:
     tuner_abi: int
     profiler_abi: int
     user_env: bool
-    version: int
-    """Newest version that the segment knows of, in force or pending."""
+    standing: Standing = field(default_factory=Standing)
+    """What it was told about tables."""
     in_force: int = 0
     """Version of the table that is in force, or will be at the call that all ranks have been told; 0 for none."""
     table: tuple[tuple[int, int], ...] = ()
@@ -141,5 +141,11 @@ class Coordination(Protocol):
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         """Hands in an epoch; answers the next context once all runners have, or time is up."""
 
-    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
-        """Answers to PREPARE for the ranks of one communicator; ``table`` is the leader's."""
+    def promise(
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+    ) -> Decision | None:
+        """Answers to PREPARE for the ranks of one communicator; ``table`` is the leader's. None if nobody could say
+        what was decided: the ranks stay as they are, and ``settle`` is asked until it answers."""
+
+    def settle(self, member: Member) -> Decision | None:
+        """What holds about the version that a rank has promised and was told nothing of; None while nobody knows."""

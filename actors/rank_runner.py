@@ -80,9 +80,7 @@ class RankRunner(PolicyRunner):
 
         # A restarted runner: its ranks may be waiting.
         self._claim()
-        self._settle_orphans()
-        for rank in self._ranks.values():
-            self._settle(rank.channel, rank.comm, rank.rank)
+        self._settle()
 
     # -- RLlib's interface --
 
@@ -104,7 +102,11 @@ class RankRunner(PolicyRunner):
                 decided[comm.comm] = comm.due.actions(drawn.actions)
                 entropy += drawn.entropy.tolist()
                 self._streams.advance(comm, drawn)
-                self._switch(comm, context, decided[comm.comm])
+                if not self._switch(comm, context, decided[comm.comm]):
+                    # The coordinator is gone, or thinks that this runner is: nothing is decided until they have met.
+                    self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+                    self._settle()
+                    return self._streams.episodes()
             self._collect(context)
             reports = [self._report(comm, decided.get(comm, _NOTHING)) for comm in self._served()]
             context = self._coordination.report(
@@ -173,26 +175,29 @@ class RankRunner(PolicyRunner):
 
     # -- decisions --
 
-    def _switch(self, comm: CommContext, context: EpochContext, decided: Int64) -> None:
-        """Puts the decisions in force on all ranks, or none; skipped when nothing changes."""
+    def _switch(self, comm: CommContext, context: EpochContext, decided: Int64) -> bool:
+        """Puts the decisions in force on all ranks, or none; skipped when nothing changes. False if nobody could say
+        which."""
         actions = comm.wanted.copy()
         actions[comm.due.row] = decided
         if comm.off:
             actions[:] = OWN_ACTION
         wanted = {int(k): int(a) for k, a in zip(comm.keys, actions, strict=True) if a != OWN_ACTION}
         mine = [r for r in self._ranks.values() if r.comm == comm.comm]
-        for rank in mine:
-            self._settle(rank.channel, rank.comm, rank.rank)
+        settled = [rank.settle(self._coordination.settle) for rank in mine]
         self._version[comm.comm] = comm.version_in_force
         if comm.comm in context.adopt:
             table = DecisionTable.from_bytes(context.adopt[comm.comm]).with_version(context.version)
         elif wanted == comm.in_force:
-            return
+            return True
         else:
             of_keys = {key: action_of(action) for key, action in wanted.items()}
             table = DecisionTable.of(context.version, of_keys, max_channels=comm.max_channels, apply=context.apply)
         answers = []
-        for rank in mine:
+        for rank, may in zip(mine, settled, strict=True):
+            if not may:
+                answers.append(Answer(rank=rank.rank, digest=table.digest, hold_at=None))
+                continue
             # A job that stands still is overtaken by nothing.
             margin = 0
             if self._advance is None:
@@ -208,23 +213,20 @@ class RankRunner(PolicyRunner):
             )
         asked = time.monotonic()
         decision = self._coordination.promise(self._name, comm.comm, context.version, answers, table.to_bytes())
+        if decision is None:
+            return False
         self._promise_s += PROMISE_SMOOTHING * (time.monotonic() - asked - self._promise_s)
         for rank in mine:
             rank.channel.decide(context.version, decision.switch_at)
         if decision.switch_at is not None:
             self._version[comm.comm] = context.version
+        return True
 
-    def _settle(self, channel: Channel, comm: int, rank: int) -> None:
-        """Folds what has been decided; asks about a version that a runner promised to and then died."""
-        status = channel.status
-        if status.open_version and not channel.fold() and status.decision == 0:
-            answer = Answer(rank=rank, digest=0, hold_at=None)
-            decision = self._coordination.promise(self._name, comm, status.open_version, [answer], None)
-            channel.decide(status.open_version, decision.switch_at)
-
-    def _settle_orphans(self) -> None:
-        """A rank whose runner died waits at its hold until somebody tells it the decision. Whoever is on its node can,
-        long before its own runner is back."""
+    def _settle(self) -> None:
+        """A rank whose runner died, or could not reach the coordinator, waits at its hold until somebody tells it the
+        decision. Whoever is on its node can, long before its own runner is back."""
+        for rank in self._ranks.values():
+            rank.settle(self._coordination.settle)
         for path in segments(self._job):
             if path.name in self._ranks:
                 continue
@@ -236,8 +238,8 @@ class RankRunner(PolicyRunner):
                 continue  # said in _claim
             with channel:
                 identity = channel.identity
-                if identity.rank is not None:
-                    self._settle(channel, identity.comm_id, identity.rank)
+                if identity.rank is not None and channel.alive:
+                    Rank(channel, identity.comm_id, identity.rank).settle(self._coordination.settle)
 
     # -- measuring --
 
@@ -301,7 +303,7 @@ class RankRunner(PolicyRunner):
         if now - self._looked_at > LOOK_AFTER_S:
             self._looked_at = now
             self._alive = all(rank.channel.alive for rank in self._ranks.values())
-            self._settle_orphans()
+            self._settle()
         return self._alive
 
     def _report(self, comm: int, decided: Int64) -> CommReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,9 +13,19 @@ import numpy.typing as npt
 from dynamiccl_ray.actions import OWN_ACTION, flat_action
 from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, Collectives, Member, RankNews
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.agreement import Decision, Standing
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
-from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, Channel, Status
+from dynamiccl_ray.plugin_bridge.channel import (
+    ABORT,
+    AGGREGATE,
+    APPLIED,
+    DECIDED,
+    RECORD_DTYPE,
+    UNDECIDED,
+    Channel,
+    Status,
+)
 from dynamiccl_ray.plugin_bridge.timers import TimerCheck
 
 _CHUNK_LOG2 = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])
@@ -58,10 +69,28 @@ class Rank:
             tuner_abi=identity.tuner_abi,
             profiler_abi=identity.profiler_abi,
             user_env=identity.user_env,
-            version=max(status.base_version, status.pending_version),
+            standing=Standing(
+                base=status.base_version,
+                base_at=status.base_at,
+                pending=status.pending_version,
+                switch_at=status.decision if status.decision not in (UNDECIDED, ABORT) else None,
+            ),
             in_force=0 if table is None else table.version,
             table=self._entries,
         )
+
+    def settle(self, ask: Callable[[Member], Decision | None]) -> bool:
+        """Folds what has been decided, and asks about a version that a runner promised to and then died. False if
+        nobody knows yet: calls wait at the hold meanwhile."""
+        if self.channel.fold():
+            return True
+        status = self.channel.status
+        if status.decision != UNDECIDED:
+            return True
+        if not status.promised:  # its runner died before anyone could hear of a promise
+            return self.channel.decide(status.pending_version, None)
+        decision = ask(self.member)
+        return decision is not None and self.channel.decide(decision.version, decision.switch_at)
 
     def _table(self) -> DecisionTable | None:
         """In force; its entries are taken out once."""

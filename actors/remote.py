@@ -13,25 +13,18 @@ from ray.experimental import internal_kv
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.messages import CommReport, Coordination, EpochContext, Member
 from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.control.agreement import Answer, Decision, decision_key
+from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.errors import RunError
 
 NAMESPACE = "dynamiccl"
 # How long a runner waits for an answer before it takes the coordinator for gone. Ray restarts it meanwhile.
 REPORT_LIMIT_S = 60.0
 PROMISE_LIMIT_S = CoordinatorActor.PROMISE_WAIT_S + 1.0
+SETTLE_LIMIT_S = 1.0
 
 
 class KvStore:
-    """``agreement.Store`` in Ray's GCS: outlives every actor, and puts are atomic there."""
-
-    def put_if_absent(self, key: str, value: bytes) -> bytes:
-        existed = internal_kv._internal_kv_put(key, value, overwrite=False, namespace=NAMESPACE)
-        if not existed:
-            return value
-        kept = self.get(key)
-        assert kept is not None, f"{key} vanished from the store; records are never deleted"
-        return kept
+    """``agreement.Store`` in Ray's GCS: outlives every actor."""
 
     def put(self, key: str, value: bytes) -> None:
         internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
@@ -60,14 +53,13 @@ def start_coordinator(plan: Plan, actor: type[CoordinatorActor] = CoordinatorAct
 class RemoteCoordination:
     """A runner's view of the coordinator actor of ``run``.
 
-    ``report`` may wait for a restart; nothing of training depends on it. ``promise`` may not: ranks that promised
-    wait for the outcome. If the coordinator does not answer in time, the runner records ABORT itself unless a
-    decision is there already, and adopts whatever the store then holds.
+    ``report`` may wait for a restart; nothing of training depends on it. ``promise`` and ``settle`` may not: ranks
+    that promised wait for the outcome. They go from process to process, past Ray's GCS, and give up in time; what is
+    not known then is asked for again.
     """
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._store = KvStore()
         self._actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
 
     def join(self, runner: str, members: list[Member]) -> EpochContext:
@@ -76,15 +68,21 @@ class RemoteCoordination:
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))
 
-    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
+    def promise(
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+    ) -> Decision | None:
+        return self._decision(self._actor.promise.remote(runner, comm, version, answers, table), PROMISE_LIMIT_S)
+
+    def settle(self, member: Member) -> Decision | None:
+        return self._decision(self._actor.settle.remote(member), SETTLE_LIMIT_S)
+
+    @staticmethod
+    def _decision(reference: Any, limit_s: float) -> Decision | None:
         try:
-            decision: Decision = ray.get(
-                self._actor.promise.remote(runner, comm, version, answers, table), timeout=PROMISE_LIMIT_S
-            )
+            decision: Decision | None = ray.get(reference, timeout=limit_s)
             return decision
         except (GetTimeoutError, RayActorError):
-            abort = Decision(version=version, switch_at=None)
-            return Decision.parse(self._store.put_if_absent(decision_key(self._run, comm, version), abort.encode()))
+            return None
 
     def _wait(self, reference: Any) -> EpochContext:
         try:

@@ -58,6 +58,7 @@ SURE: Final = 8
 GPU_TIMING: Final = 1
 """``timing`` of a record from GPU timers; see ``enum dcc_timing``."""
 
+UNDECIDED: Final = 0
 ABORT: Final = 2**64 - 1
 NO_HOLD: Final = 2**64 - 1
 UNKNOWN_RANK: Final = 2**32 - 1
@@ -98,7 +99,9 @@ _STATUS_FIELDS: Final = (
     "hold_at",
     "decision",
     "base_version",
+    "base_at",
     "pending_version",
+    "promised",
     "applied",
     *(f"passthrough_{i}" for i in range(8)),
     "hold_waits",
@@ -212,7 +215,11 @@ class Status:
     dseq: int
     hold_at: int | None
     base_version: int
+    base_at: int
+    """The call at which it came into force."""
     pending_version: int
+    promised: bool
+    """An answer to PREPARE for the pending version may be out."""
     decision: int
     applied: int
     passthrough: dict[str, int]
@@ -332,7 +339,9 @@ class Channel:
             dseq=raw.dseq,
             hold_at=None if raw.hold_at == NO_HOLD else raw.hold_at,
             base_version=raw.base_version,
+            base_at=raw.base_at,
             pending_version=raw.pending_version,
+            promised=bool(raw.promised),
             decision=raw.decision,
             applied=raw.applied,
             passthrough={cause: getattr(raw, f"passthrough_{i}") for i, cause in enumerate(PASSTHROUGH_CAUSES)},

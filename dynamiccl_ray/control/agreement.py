@@ -1,9 +1,11 @@
 """All ranks of a communicator switch tables at the same call, or none does.
 
-Two-phase commit with one twist: a rank goes on serving calls while it is asked. It answers PREPARE with ``hold_at``,
-the call at which it will wait if it has heard nothing, and the switch happens at the largest of those. The decision
-is written once to a store that outlives the coordinator; whoever finds a record adopts it, so two coordinators can
-never decide differently. The rank's half is ``plugin_bridge/native/reader.c``.
+Two-phase commit with two twists. A rank goes on serving calls while it is asked: it answers PREPARE with ``hold_at``,
+the call at which it will wait if it has heard nothing, and the switch happens at the largest of those. And nothing is
+remembered but in the ranks themselves, whose segments outlive every process of the control plane: who is asked about
+a version that it did not open first hears from every rank of the communicator what that rank was told. A COMMIT that
+any of them knows is adopted; where all are known and none knows one, there was none, and ABORT is safe. The rank's
+half is ``plugin_bridge/native/reader.c``; docs/channel.md has the argument, ``model/`` checks it.
 """
 
 from __future__ import annotations
@@ -11,16 +13,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
-
-_REMEMBERED = 64
+from typing import Final, Protocol
 
 
 class Store(Protocol):
-    """A small durable map. ``put_if_absent`` is atomic across every process that uses the store."""
-
-    def put_if_absent(self, key: str, value: bytes) -> bytes:
-        """Writes ``value`` unless the key is there; returns what is there afterwards."""
+    """A small map for what a run has learned. No decision of an agreement depends on it."""
 
     def put(self, key: str, value: bytes) -> None: ...
 
@@ -32,9 +29,6 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
-
-    def put_if_absent(self, key: str, value: bytes) -> bytes:
-        return self._values.setdefault(key, value)
 
     def put(self, key: str, value: bytes) -> None:
         self._values[key] = value
@@ -60,67 +54,115 @@ class Decision:
     switch_at: int | None
     adopt_leader: bool = False
 
-    def encode(self) -> bytes:
-        return f"{self.version} {self.switch_at if self.switch_at is not None else 'abort'}".encode()
 
-    @classmethod
-    def parse(cls, raw: bytes) -> Decision:
-        version, at = raw.decode().split()
-        return cls(version=int(version), switch_at=None if at == "abort" else int(at))
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What one rank's segment says, read by the one runner that may write to it."""
 
+    base: int = 0
+    """Version in force; 0 for none."""
+    base_at: int = 0
+    """The call at which it came into force."""
+    pending: int = 0
+    """The last version that it was asked for."""
+    switch_at: int | None = None
+    """Its COMMIT; None where it is undecided or was aborted."""
 
-def decision_key(run: str, comm: int, version: int) -> str:
-    """Where the decision on one version of one communicator is recorded."""
-    return f"{run}/{comm:x}/decision/{version}"
+    @property
+    def newest(self) -> int:
+        """No later version was ever asked for here."""
+        return max(self.base, self.pending)
+
+    def committed(self, version: int) -> Decision | None:
+        """COMMIT, if this rank was told so."""
+        if self.base == version:
+            return Decision(version=version, switch_at=self.base_at)
+        if self.pending == version and self.switch_at is not None:
+            return Decision(version=version, switch_at=self.switch_at)
+        return None
 
 
 class Agreement:
     """The coordinator's half, for one communicator. At most one version is open at a time.
 
-    Everything that is not in the store may be lost at any moment.
+    All of it may be lost at any moment. A rank is heard (``hear``) whenever a runner begins to serve it; a version is
+    opened only once all have been heard, so ``first``, the first one opened, is newer than any that they know.
     """
 
-    def __init__(self, store: Store, run: str, comm: int, ranks: Iterable[int]) -> None:
-        self._store = store
-        self._run, self._comm = run, comm
-        self.ranks = frozenset(ranks)
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.ranks: Final = frozenset(ranks)
+        self._standing: Final[dict[int, Standing]] = {}
+        self._first: int | None = None
         self._open: int | None = None
         self._answers: dict[int, Answer] = {}
-        self._seen: dict[int, Decision] = {}
+        self._committed: Decision | None = None
         self.digest_mismatches = 0
 
+    # -- what the ranks know --
+
+    def hear(self, rank: int, standing: Standing) -> None:
+        """What a rank's segment says; never older than what was heard of it before."""
+        self._standing[rank] = standing
+
+    @property
+    def silent(self) -> frozenset[int]:
+        """Ranks of which nothing has been heard yet."""
+        return self.ranks - self._standing.keys()
+
+    def resolve(self, version: int) -> Decision | None:
+        """What holds about a version that a rank promised and was told nothing of; None while that cannot be known."""
+        if self._committed is not None and self._committed.version == version:
+            return self._committed
+        if self._first is not None and version >= self._first:
+            # Its own: not committed, so nobody was told so, and once closed nobody will be.
+            return self.abort(version)
+        for standing in self._standing.values():
+            if (known := standing.committed(version)) is not None:
+                self._committed = known
+                return known
+        return None if self.silent else Decision(version=version, switch_at=None)
+
+    # -- versions of its own --
+
     def open(self, version: int) -> None:
-        """Starts asking for ``version``. An earlier one that a rank has answered to is aborted first; one that nobody
-        has answered to is forgotten, and a late answer to it gets ABORT."""
-        if self._answers and self._open is not None and self._open != version:
-            self.abort(self._open)
+        """Starts asking for ``version``; an earlier one that is open is aborted. Every rank must have been heard."""
+        assert not self.silent, f"ranks {sorted(self.silent)} were not heard"
+        if self._first is None:
+            self._first = version
         self._open, self._answers = version, {}
 
     def answer(self, version: int, answer: Answer) -> Decision | None:
         """Takes one rank's answer and returns the decision, or None while ranks are missing.
 
-        A version that is not open gets its recorded decision, or ABORT recorded now. A repeated answer changes
-        nothing: a rank's promise is the first one it made.
+        To a version that is not open, returns what holds about it. A repeated answer changes nothing: a rank's promise
+        is the first one it made. Raises ValueError for a rank of another communicator.
         """
-        if version != self._open:
-            return self.abort(version)
         if answer.rank not in self.ranks:
             raise ValueError(f"rank {answer.rank} is not one of {sorted(self.ranks)}")
+        if version != self._open:
+            return self.resolve(version)
         self._answers.setdefault(answer.rank, answer)
         if answer.hold_at is None:
-            return self._record(Decision(version=version, switch_at=None))
+            return self.abort(version)
         if self._answers.keys() != self.ranks:
             return None
         digests = Counter(a.digest for a in self._answers.values())
         if len(digests) > 1:
             self.digest_mismatches += 1
-            self._record(Decision(version=version, switch_at=None))
+            self.abort(version)
             return Decision(version=version, switch_at=None, adopt_leader=True)
-        return self._record(Decision(version=version, switch_at=max(a.hold_at or 0 for a in self._answers.values())))
+        switch_at = max(a.hold_at or 0 for a in self._answers.values())
+        self._committed = Decision(version=version, switch_at=switch_at)
+        self._open, self._answers = None, {}
+        return self._committed
 
     def abort(self, version: int) -> Decision:
-        """Gives up on a version, unless it has been decided already; returns what holds."""
-        return self.recorded(version) or self._record(Decision(version=version, switch_at=None))
+        """Gives up on a version of its own, unless it has been committed; returns what holds."""
+        if self._committed is not None and self._committed.version == version:
+            return self._committed
+        if self._open == version:
+            self._open, self._answers = None, {}
+        return Decision(version=version, switch_at=None)
 
     @property
     def open_version(self) -> int | None:
@@ -135,31 +177,3 @@ class Agreement:
     def leader(self) -> int:
         """The rank whose table is sent to the others when they computed different ones."""
         return min(self.ranks)
-
-    def _key(self, version: int) -> str:
-        return decision_key(self._run, self._comm, version)
-
-    def recorded(self, version: int) -> Decision | None:
-        """What the store holds on a version. Records never change, so one that has been seen is not asked for again."""
-        if version not in self._seen:
-            raw = self._store.get(self._key(version))
-            if raw is None:
-                return None
-            self._remember(Decision.parse(raw))
-        return self._seen[version]
-
-    def _remember(self, decision: Decision) -> None:
-        self._seen[decision.version] = decision
-        if len(self._seen) > _REMEMBERED:
-            del self._seen[min(self._seen)]
-
-    def _record(self, decision: Decision) -> Decision:
-        # The record before the news of it: what is sent is what the store holds, ours or not.
-        kept = Decision.parse(self._store.put_if_absent(self._key(decision.version), decision.encode()))
-        self._remember(kept)
-        self._close(decision.version)
-        return kept
-
-    def _close(self, version: int) -> None:
-        if self._open == version:
-            self._open, self._answers = None, {}

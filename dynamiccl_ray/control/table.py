@@ -15,7 +15,7 @@ from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PROTOCOLS, OWN_PAIR, Carrier, pair_index
 
 MAGIC: Final = 0x31425443
-ABI: Final = 3
+ABI: Final = 4
 OWN: Final = 255
 
 ENTRY_DTYPE: Final = np.dtype(

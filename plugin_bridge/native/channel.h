@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define DCC_MAGIC 0x4c43434d414e5944ull /* "DYNAMCCL" */
-#define DCC_ABI 3u
+#define DCC_ABI 4u
 #define DCC_TABLE_MAGIC 0x31425443u /* "CTB1" */
 
 #define DCC_RING_RECORDS 16384u /* power of two; 16 s of records at 1000 collectives/s */
@@ -171,6 +171,7 @@ struct dcc_plugin_words {
 struct dcc_runner_words {
     _Alignas(64) _Atomic uint64_t hold_at;
     _Atomic uint64_t base;     /* version << 8 | slot; 0 for none */
+    _Atomic uint64_t base_at;  /* the S at which it came into force: what a rank that was not told asks for */
     _Atomic uint64_t pending;  /* likewise */
     _Atomic uint64_t decision; /* DCC_UNDECIDED, DCC_ABORT, or S */
     _Atomic uint64_t promise;  /* version << 2 | enum dcc_promise */

@@ -78,6 +78,12 @@ void dcc_identity(struct dcc_segment *seg, struct dcc_identity_view *out) {
     memcpy(out->job, id->job, DCC_NAME_BYTES - 1);
 }
 
+/* True if this rank's answer for the open version was given, or was about to be. */
+static bool promised(struct dcc_segment *seg) {
+    uint64_t version = load(&seg->runner.pending, relaxed) >> 8;
+    return load(&seg->runner.promise, relaxed) == (version << 2 | DCC_PROMISED);
+}
+
 void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     struct dcc_plugin_words *p = &seg->plugin;
     struct dcc_runner_words *r = &seg->runner;
@@ -85,6 +91,8 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->hold_at = load(&r->hold_at, relaxed);
     out->decision = load(&r->decision, relaxed);
     out->base_version = load(&r->base, relaxed) >> 8;
+    out->base_at = load(&r->base_at, relaxed);
+    out->promised = promised(seg);
     out->pending_version = load(&r->pending, relaxed) >> 8;
     out->applied = load(&p->applied, relaxed);
     for (int i = 0; i < DCC_CAUSES; i++)
@@ -205,6 +213,7 @@ int dcc_fold(struct dcc_segment *seg) {
          * so nobody reads the old base any more. */
         if (load(&seg->plugin.dseq, seq_cst) < decision)
             return 0;
+        store(&r->base_at, decision, relaxed);
         store(&r->base, load(&r->pending, relaxed), release);
         dcc_interleave();
     }
@@ -221,12 +230,6 @@ int dcc_table(struct dcc_segment *seg, struct dcc_table *out) {
         return 0;
     memcpy(out, &seg->tables[word & 0xff], sizeof *out);
     return dcc_table_valid(out, word >> 8);
-}
-
-/* True if this rank's answer for the open version was given, or was about to be. */
-static bool promised(struct dcc_segment *seg) {
-    uint64_t version = load(&seg->runner.pending, relaxed) >> 8;
-    return load(&seg->runner.promise, relaxed) == (version << 2 | DCC_PROMISED);
 }
 
 int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t margin, uint64_t *hold_at,

@@ -22,7 +22,7 @@ class Crashing(CoordinatorActor):
 
     async def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
-    ) -> Decision:
+    ) -> Decision | None:
         store, mark = KvStore(), f"{self._core.plan.run}/crashed"
         due = version >= 6 and store.get(mark) is None
         if due and self.before_commit and self._core.comms[comm].agreement.answered:

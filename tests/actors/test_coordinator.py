@@ -35,7 +35,6 @@ LEARNING = {"baseline_samples": 4, "draws": 4, "draw_samples": 2, "compares": 2,
 def _member(rank: int, **changes: Any) -> Member:
     fields: dict[str, Any] = {
         "comm": COMM, "rank": rank, "ranks": 2, "nodes": 2, "tuner_abi": 6, "profiler_abi": 6, "user_env": False,
-        "version": 0,
     }  # fmt: skip
     return Member(**(fields | changes))
 

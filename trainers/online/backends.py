@@ -54,6 +54,9 @@ class DirectCoordination:
     def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
         return self._core.promise(runner, comm, version, answers, table) or self._core.abort(comm, version)
 
+    def settle(self, member: Member) -> Decision | None:
+        return self._core.settle(member)
+
 
 class SerialBackend:
     """Everything but the training processes in this process, without Ray: for debugging and for tests."""
