@@ -14,7 +14,7 @@ from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.messages import CommContext, CommReport, EpochContext, Member, RankNews
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch
-from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
+from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore, Standing
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
@@ -362,10 +362,11 @@ def test_a_successor_goes_on_where_its_predecessor_was() -> None:
     successor = Run(run.store)
     assert successor.core.phases.phase is Phase.EXPLOIT
     assert successor.core.status().keys["exploit"] == 1
-    successor.join(version=run.core.comms[COMM].version)
+    version = run.core.comms[COMM].version
+    successor.join(standing=Standing(base=version, pending=run.context.version - 1), in_force=version)
     successor.us, successor.dseq = run.us, run.dseq
     assert successor.core.comms[COMM].in_force == {KEY: RING.flat}
-    assert successor.context.version > run.context.version
+    assert successor.context.version >= run.context.version
     assert successor.core.report("a", successor.core.phases.epoch, [], None) is None
     successor.core.report("b", successor.core.phases.epoch, [], None)
     for _ in range(3):
@@ -374,14 +375,37 @@ def test_a_successor_goes_on_where_its_predecessor_was() -> None:
     assert successor.its.in_force == {KEY: RING.flat}
 
 
-def test_a_successor_knows_what_was_decided_after_the_last_save() -> None:
+def test_a_successor_hears_from_the_ranks_what_was_decided_after_the_last_save() -> None:
     run = Run().join()
     run.epoch()
     run.core._end_round()
     run.commit({KEY: TREE})
-    successor = Run(run.store).core
-    assert successor.comms[COMM].version == run.core.comms[COMM].version
-    assert successor.comms[COMM].in_force == {KEY: TREE.flat}
+    version = run.core.comms[COMM].version
+    successor = Run(run.store)
+    told = Standing(pending=version, switch_at=run.dseq + 1)
+    first = _member(0, standing=told, in_force=version, table=((KEY, TREE.flat),))
+    second = _member(1, standing=Standing(pending=version))
+    successor.core.join("a", [first])
+    assert successor.core.settle(second) == Decision(version=version, switch_at=run.dseq + 1)
+    successor.core.join("b", [second])
+    successor.core.close_epoch()
+    assert successor.its.in_force == {KEY: TREE.flat}
+    assert successor.context.version > version
+
+
+def test_a_rank_that_was_never_told_is_told_once_all_have_been_heard() -> None:
+    core = Run().core
+    waiting = [_member(rank, standing=Standing(pending=7)) for rank in range(2)]
+    assert core.settle(waiting[0]) is None
+    assert core.settle(waiting[1]) == Decision(version=7, switch_at=None)
+    assert core.settle(waiting[0]) == Decision(version=7, switch_at=None)
+
+
+def test_the_promise_of_a_runner_that_has_yet_to_join_is_no_answer() -> None:
+    run = Run().join()
+    answer = Answer(rank=0, digest=1, hold_at=5)
+    assert run.core.promise("from before a restart", COMM, run.context.version, [answer], None) is None
+    assert not run.core.comms[COMM].agreement.answered
 
 
 def test_a_successor_takes_the_settings_that_it_is_given() -> None:

@@ -211,7 +211,7 @@ def test_an_unpromised_hold_is_never_waited_at(rig: Rig) -> None:
     """A runner that dies on the way to its promise leaves the words as they are here; nobody may wait for it."""
     job = rig.start(play([CALL]))
     ((channel,),) = rig.channels(job)
-    hold_at, pending, promise = 23296, 23312, 23328  # docs/channel.md
+    hold_at, pending, promise = 23296, 23320, 23336  # docs/channel.md
     for round_, promised in enumerate((1 << 2, 1 << 2 | 2, 4 << 2 | 1)):  # open, refused, another version's
         write_at(channel.path, pending, (1 << 8).to_bytes(8, "little"))
         write_at(channel.path, promise, promised.to_bytes(8, "little"))

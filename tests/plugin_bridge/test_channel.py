@@ -47,7 +47,8 @@ DSEQ, APPLIED, PASSTHROUGH = 256, 320, 328
 DROPPED_FULL = 448
 FINGERPRINTS = 496
 COST_ROWS_USED, COST_ROWS = 752, 756
-HOLD_AT, BASE, PENDING, DECISION, PROMISE, TAIL, HEAD = 23296, 23304, 23312, 23320, 23328, 23360, 23424
+HOLD_AT, BASE, BASE_AT, PENDING, DECISION, PROMISE = 23296, 23304, 23312, 23320, 23328, 23336
+TAIL, HEAD = 23360, 23424
 TABLES, TABLE_BYTES, RING, JOB = 23488, 24992, 73472, 1122048
 RECORD = struct.Struct("<QQQQIIIHBBBBBBBBBBQ")
 RECORD_FIELDS = [
@@ -130,7 +131,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
     with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert len(memory) == SEGMENT_BYTES
         header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
-        assert header == (0x4C43434D414E5944, 3, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
+        assert header == (0x4C43434D414E5944, 4, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
         identity = struct.unpack_from("<QQ8I64s64s", memory, 40)
         seen = channel.identity
         assert identity[:6] == (seen.comm_id, seen.start_time, seen.pid, seen.ordinal, seen.rank, seen.ranks)
@@ -145,7 +146,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
         job.set_credit(FREE_RUNNING)
         job.wait(60)
         assert channel.fold()
-        assert (word(memory, HOLD_AT), word(memory, BASE)) == (2**64 - 1, 1 << 8)
+        assert (word(memory, HOLD_AT), word(memory, BASE), word(memory, BASE_AT)) == (2**64 - 1, 1 << 8, switch_at)
 
         status = channel.status
         assert status.dseq == word(memory, DSEQ) == total
@@ -242,7 +243,7 @@ def test_drain_takes_no_other_buffer(segment: tuple[NcclJob, Path]) -> None:
     ("offset", "data", "message"),
     [
         (MAGIC, b"\1", "not a channel: magic"),
-        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 3"),
+        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 4"),
         (STATE, b"\0\0\0\0", "still starting"),
         (12, b"\x80", "layout of another build: record 128"),
         (16, b"\1", "layout of another build"),
