@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.durability import DAMAGED, pack, unpack
 from dynamiccl_ray.actors.membership import Membership
@@ -57,6 +58,7 @@ class Coordinator:
         self.alarms: list[Alarm] = []
         self.next_version = 1
         self.stopping = False
+        self._keeping: bool | None = None
         saved = store.get(f"{plan.run}/state")
         if saved is not None:
             self._restore(*unpack(saved))
@@ -272,6 +274,12 @@ class Coordinator:
         """Whether it has joined since this coordinator began, and was not given up on."""
         return runner in self.membership.runners
 
+    def release(self, *, keep: bool) -> None:
+        """The run ends: what is wanted from now on is NCCL's own choice, with ``keep`` but for keys that exploit. Asked
+        again, under another version."""
+        self._keeping = keep
+        self.context = self._context(self.loop.due(), {}, round_end=True)
+
     def open_version(self, comm_id: int) -> int | None:
         """The version whose answers are being gathered."""
         return self.comms[comm_id].agreement.open_version
@@ -302,7 +310,10 @@ class Coordinator:
     def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}
         deciding = self.experiment.mode != "observe"
-        loop = self.loop
+        loop, wanted = self.loop, self.loop.wanted
+        if self._keeping is not None:
+            due = due.part(_NONE)
+            wanted = np.where((loop.phase == Phase.EXPLOIT) & self._keeping, wanted, OWN_ACTION)
         waited_for = (loop.idle <= _WAITED_FOR) & (loop.measured > 0) & (loop.phase != Phase.EXPLOIT)
         need = np.where(waited_for, loop.need, 0)
         contexts = []
@@ -317,7 +328,7 @@ class Coordinator:
                 CommContext(
                     comm=comm_id,
                     keys=comm.keys.copy(),
-                    wanted=loop.wanted[comm.rows],
+                    wanted=wanted[comm.rows],
                     need=needed,
                     in_force=comm.in_force,
                     version_in_force=comm.version,
@@ -339,6 +350,7 @@ class Coordinator:
             comms=tuple(contexts),
             adopt={c: comm.adopt for c, comm in live.items() if comm.adopt is not None},
             stop=self.stopping,
+            release=self._keeping is not None,
         )
 
     def status(self) -> Status:
@@ -363,6 +375,7 @@ class Coordinator:
             off={f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},
             unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
             keys=phases.keys(),
+            in_force={f"{c:x}": len(comm.in_force) for c, comm in self.comms.items() if comm.members},
             ranks=sum(len(c.members) for c in self.comms.values()),
             runners=members.runners,
         )

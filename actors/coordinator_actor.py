@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 
 from dynamiccl_ray.actors.coordinator import Coordinator, log
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.actors.watchdog import Watchdog
 from dynamiccl_ray.control.agreement import Answer, Decision, Store
 
 
@@ -23,13 +25,19 @@ class CoordinatorActor:
     # From the first report of an epoch to the last; who is later rejoins at the next round.
     REPORT_WAIT_S = 5.0
     # From the first promise of a version to the last; then ABORT.
-    PROMISE_WAIT_S = 2.0
+    PROMISE_WAIT_S = 1.0
+    # From the last promise on, a runner may still wait for this process; silent for so long, it is killed and starts
+    # anew.
+    WATCHED_S = 3.0
 
     def __init__(self, plan: Plan, store: Store) -> None:
         logging.basicConfig(format="%(name)s: %(message)s")
         self._core = Coordinator(plan, store, self._observe)
         self._news = asyncio.Condition()
         self._observed: list[Epoch] = []
+        self._watchdog = Watchdog(self.WATCHED_S)
+        self._watched_until = 0.0
+        self._watching: asyncio.Task[None] | None = None
 
     def _observe(self, epoch: Epoch) -> None:
         self._observed.append(epoch)
@@ -53,6 +61,7 @@ class CoordinatorActor:
     async def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
     ) -> Decision | None:
+        self._watch()
         decision = self._core.promise(runner, comm, version, answers, table)
         if decision is None and self._core.knows(runner):
             await self._wait(lambda: self._core.open_version(comm) != version, self.PROMISE_WAIT_S)
@@ -63,6 +72,24 @@ class CoordinatorActor:
     async def settle(self, member: Member) -> Decision | None:
         return self._core.settle(member)
 
+    def _watch(self) -> None:
+        """Whoever promised waits for this process: from now on it shows that it is alive."""
+        self._watchdog.beat()
+        self._watched_until = time.monotonic() + self.WATCHED_S
+        if self._watching is None:
+            self._watching = asyncio.ensure_future(self._beat())
+
+    async def _beat(self) -> None:
+        while time.monotonic() < self._watched_until:
+            self._watchdog.beat()
+            await asyncio.sleep(self.WATCHED_S / 10)
+        self._watchdog.disarm()
+        self._watching = None
+
+    async def release(self, keep: bool) -> None:
+        """The next context gives the ranks back to NCCL; see ``Coordinator.release``."""
+        self._core.release(keep=keep)
+
     async def status(self) -> Status:
         return self._core.status()
 
@@ -70,10 +97,6 @@ class CoordinatorActor:
         """The epochs closed since the last call, with their samples."""
         observed, self._observed = self._observed, []
         return observed
-
-    async def stop(self) -> None:
-        """The next context tells every runner that the run is over."""
-        self._core.stopping = True
 
     async def _wait(self, done: Callable[[], bool], limit_s: float) -> None:
         async with self._news:

@@ -130,6 +130,8 @@ class EpochContext:
     adopt: dict[int, bytes] = field(default_factory=dict)
     """Communicator -> the leader's table, after ranks computed different ones."""
     stop: bool = False
+    release: bool = False
+    """The run ends: what is wanted is what shall be left behind, and nothing is measured any more."""
 
 
 class Coordination(Protocol):

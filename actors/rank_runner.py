@@ -7,6 +7,7 @@ share of the keys, so that nothing is learned twice.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -30,6 +31,7 @@ from dynamiccl_ray.actors.reduction import Matching
 from dynamiccl_ray.actors.runner import PolicyRunner
 from dynamiccl_ray.actors.streams import Streams
 from dynamiccl_ray.actors.waiting import Waiting
+from dynamiccl_ray.actors.watchdog import Watchdog
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.agreement import Answer
 from dynamiccl_ray.control.drawing import Drawer
@@ -44,6 +46,8 @@ log = logging.getLogger("dynamiccl.runner")
 HOLD_FACTOR: Final = 2.0
 FIRST_PROMISE_S: Final = 0.02
 PROMISE_SMOOTHING: Final = 0.1
+# Longer than the way to a decision may take; a runner that is silent for so long while ranks may wait is killed.
+WATCHED_S: Final = 3.0
 LEAST_MARGIN: Final = 8
 POLL_S: Final = 0.001
 WATCH_POLL_S: Final = 0.02
@@ -77,6 +81,7 @@ class RankRunner(PolicyRunner):
         self._drawer = Drawer(self.module.net, seed=self._experiment.seed, sequence=sequence)
         index, share = self.share
         self._streams = Streams(lambda key: key % share == index, sequence)
+        self._watchdog: Watchdog | None = None if self._advance else Watchdog(WATCHED_S)
 
         # A restarted runner: its ranks may be waiting.
         self._claim()
@@ -88,6 +93,8 @@ class RankRunner(PolicyRunner):
         for rank in self._ranks.values():
             rank.channel.close()
         self._ranks = {}
+        if self._watchdog is not None:
+            self._watchdog.close()
 
     def sample(self, **_: Any) -> list[SingleAgentEpisode]:
         """One round: decision epochs until the coordinator ends it."""
@@ -95,7 +102,7 @@ class RankRunner(PolicyRunner):
         if not self._ranks:
             time.sleep(IDLE_S)
         context = self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
-        while not context.stop:
+        while not (context.stop or context.release):
             decided, entropy = {}, []
             for comm in context.comms:
                 drawn = self._drawer.draw(comm.due, greedy=context.greedy)
@@ -133,6 +140,15 @@ class RankRunner(PolicyRunner):
         self._drain()
         self._coordination.report(self._name, context.epoch, [self._report(c, d) for c, d in reports.items()], None)
         return at
+
+    def release(self) -> None:
+        """Leaves behind what the coordinator wants at the end of a run."""
+        self._claim()
+        context = self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+        for comm in context.comms if context.release else ():
+            self._switch(comm, context, _NOTHING)
+        for rank in self._ranks.values():
+            rank.channel.fold()
 
     # -- segments --
 
@@ -193,8 +209,13 @@ class RankRunner(PolicyRunner):
         else:
             of_keys = {key: action_of(action) for key, action in wanted.items()}
             table = DecisionTable.of(context.version, of_keys, max_channels=comm.max_channels, apply=context.apply)
+        with self._watchdog.armed() if self._watchdog is not None else contextlib.nullcontext():
+            return self._agree(comm, context.version, table, dict(zip(mine, settled, strict=True)))
+
+    def _agree(self, comm: CommContext, version: int, table: DecisionTable, ranks: dict[Rank, bool]) -> bool:
+        """PREPARE on the ranks that may (the others refuse), and what was decided. False if nobody could say."""
         answers = []
-        for rank, may in zip(mine, settled, strict=True):
+        for rank, may in ranks.items():
             if not may:
                 answers.append(Answer(rank=rank.rank, digest=table.digest, hold_at=None))
                 continue
@@ -212,14 +233,14 @@ class RankRunner(PolicyRunner):
                 )
             )
         asked = time.monotonic()
-        decision = self._coordination.promise(self._name, comm.comm, context.version, answers, table.to_bytes())
+        decision = self._coordination.promise(self._name, comm.comm, version, answers, table.to_bytes())
         if decision is None:
             return False
         self._promise_s += PROMISE_SMOOTHING * (time.monotonic() - asked - self._promise_s)
-        for rank in mine:
-            rank.channel.decide(context.version, decision.switch_at)
+        for rank in ranks:
+            rank.channel.decide(version, decision.switch_at)
         if decision.switch_at is not None:
-            self._version[comm.comm] = context.version
+            self._version[comm.comm] = version
         return True
 
     def _settle(self) -> None:

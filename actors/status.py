@@ -98,6 +98,8 @@ class Status:
     """By communicator, keys of which nothing has ever been measured: they are NCCL's own."""
     keys: dict[str, int] = field(default_factory=dict)
     """By phase."""
+    in_force: dict[str, int] = field(default_factory=dict)
+    """By communicator that is served, keys of which a table says something; 0 for NCCL's own choice everywhere."""
     ranks: int = 0
     runners: tuple[str, ...] = ()
 

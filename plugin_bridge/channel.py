@@ -6,6 +6,7 @@ described in ``docs/channel.md`` and defined in ``native/channel.h``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -110,6 +111,7 @@ _STATUS_FIELDS: Final = (
     "overhead_calls",
     "plugin_heartbeat_ns",
     "runner_heartbeat_ns",
+    "runner_pid",
     "records",
     "dropped_full",
     "dropped_busy",
@@ -226,6 +228,8 @@ class Status:
     hold_waits: int
     hold_wait_us: float
     plugin_heartbeat_ns: int
+    runner_pid: int
+    """Who claimed it last; 0 for nobody."""
     records: int
     dropped: dict[str, int]
     undecided: int
@@ -348,6 +352,7 @@ class Channel:
             hold_waits=raw.hold_waits,
             hold_wait_us=raw.hold_wait_ns / 1e3,
             plugin_heartbeat_ns=raw.plugin_heartbeat_ns,
+            runner_pid=raw.runner_pid,
             records=raw.records,
             dropped={reason: getattr(raw, f"dropped_{reason}") for reason in ("full", "busy", "incomplete", "timer")},
             undecided=raw.undecided,
@@ -460,6 +465,18 @@ def segments(job: str | None = None) -> Iterator[Path]:
         match = _SEGMENT_NAME.fullmatch(path.name)
         if match and (job is None or match["job"] == sanitized(job)):
             yield path
+
+
+def claimed_by(path: Path) -> int | None:
+    """The process that has claimed a segment; None for nobody, and for what is no segment of ours."""
+    try:
+        Channel(path).close()
+    except ChannelBusyError:
+        with contextlib.suppress(ChannelError), Channel(path, claim=False) as channel:
+            return channel.status.runner_pid
+    except ChannelError:
+        pass
+    return None
 
 
 def segment_pid(path: Path) -> int:

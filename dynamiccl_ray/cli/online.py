@@ -144,6 +144,29 @@ def online(
     _run(settings, out, serial=serial, resume=resume, as_json=as_json)
 
 
+def release(
+    job: Annotated[str, typer.Option(help="DYNAMICCL_JOB_ID of the training processes.")] = "default",
+    as_json: AsJson = False,
+) -> None:
+    """Give the ranks of a job back to NCCL when their control plane is gone; all of them must be on this machine."""
+    from dataclasses import asdict
+
+    from dynamiccl_ray.actors.release import release as give_back
+
+    released = give_back(job)
+    if as_json:
+        emit({"job": job, "communicators": [asdict(of) | {"comm": f"{of.comm:x}"} for of in released]})
+        return
+    if not released:
+        console.print(f"no ranks of job {job!r} here", highlight=False)
+    for of in released:
+        was = "NCCL's own choice was in force" if not of.was_in_force else f"table {of.was_in_force} was taken back"
+        waited = ""
+        if of.was_open:
+            waited = f"; version {of.was_open} was open and {'committed' if of.committed else 'aborted'}"
+        console.print(f"communicator {of.comm:x}, {of.ranks} ranks: {was}{waited}", highlight=False)
+
+
 def explain(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
     key: Annotated[str, typer.Option(help="Only keys whose name contains this.")] = "",

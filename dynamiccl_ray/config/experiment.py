@@ -350,6 +350,8 @@ class Stop(Section):
     rounds: Count | None = None
     exploit_rounds_after_last_event: Count | None = None
     """Rounds of exploitation after the last event of the fabric (or after learning, without events)."""
+    keep: bool = False
+    """Beside a job that goes on: what is exploited stays in force. By default ranks go back to NCCL's own choice."""
 
 
 class Online(Section):

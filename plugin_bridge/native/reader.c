@@ -103,6 +103,7 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->overhead_calls = load(&p->overhead_calls, relaxed);
     out->plugin_heartbeat_ns = load(&p->heartbeat_ns, relaxed);
     out->runner_heartbeat_ns = load(&r->heartbeat_ns, relaxed);
+    out->runner_pid = load(&r->runner_pid, relaxed);
     out->dropped_full = load(&p->dropped_full, relaxed);
     out->dropped_busy = load(&p->dropped_busy, relaxed);
     out->dropped_incomplete = load(&p->dropped_incomplete, relaxed);

@@ -21,7 +21,8 @@ struct dcc_status {
     uint64_t base_version, base_at, pending_version; /* 0: none */
     uint64_t promised;                               /* 1: an answer for the pending version may be out */
     uint64_t applied, passthrough[DCC_CAUSES];
-    uint64_t hold_waits, hold_wait_ns, overhead_ns, overhead_calls, plugin_heartbeat_ns, runner_heartbeat_ns;
+    uint64_t hold_waits, hold_wait_ns, overhead_ns, overhead_calls, plugin_heartbeat_ns, runner_heartbeat_ns,
+        runner_pid;
     uint64_t records, dropped_full, dropped_busy, dropped_incomplete, dropped_timer, undecided, merged;
     uint64_t backlog; /* records not yet drained */
 };

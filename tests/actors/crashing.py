@@ -16,23 +16,28 @@ def pid_of(runner: Any) -> int:
 
 
 class Crashing(CoordinatorActor):
-    """Dies by SIGKILL once, at a promise of version 6 or later."""
+    """Sends a signal once, at a promise of version 6 or later: to itself, or to the process named in the store."""
 
     before_commit = True
+    signal = signal.SIGKILL
 
     async def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
     ) -> Decision | None:
-        store, mark = KvStore(), f"{self._core.plan.run}/crashed"
-        due = version >= 6 and store.get(mark) is None
+        store, run = KvStore(), self._core.plan.run
+        due = version >= 6 and store.get(f"{run}/crashed") is None
         if due and self.before_commit and self._core.comms[comm].agreement.answered:
-            store.put(mark, str(version).encode())
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._crash(store, version)
         decision = self._core.promise(runner, comm, version, answers, table)
         if due and not self.before_commit and decision is not None and decision.switch_at is not None:
-            store.put(mark, str(version).encode())
-            os.kill(os.getpid(), signal.SIGKILL)
+            self._crash(store, version)
         return await super().promise(runner, comm, version, answers, table)
+
+    def _crash(self, store: KvStore, version: int) -> None:
+        run = self._core.plan.run
+        store.put(f"{run}/crashed", str(version).encode())
+        victim = store.get(f"{run}/victim")
+        os.kill(os.getpid() if victim is None else int(victim), self.signal)
 
 
 class CrashesBeforeCommit(Crashing):
@@ -41,3 +46,12 @@ class CrashesBeforeCommit(Crashing):
 
 class CrashesAfterCommit(Crashing):
     before_commit = False
+
+
+class StopsBeforeCommit(Crashing):
+    signal = signal.SIGSTOP
+
+
+class StopsAfterCommit(Crashing):
+    before_commit = False
+    signal = signal.SIGSTOP

@@ -36,6 +36,9 @@ class Backend(Protocol):
     def checkpoint(self) -> Checkpoint:
         """Weights, optimiser and the coordinator's state."""
 
+    def release(self, keep: bool) -> Status:
+        """Tries once to give the ranks back to NCCL, ``keep`` but for what is exploited; the status then."""
+
     def close(self) -> None: ...
 
 
@@ -113,12 +116,19 @@ class SerialBackend:
             "coordinator": self._store.get(f"{self._plan.run}/state"),
         }
 
+    def release(self, keep: bool) -> Status:
+        self._core.release(keep=keep)
+        self._runner.release()
+        return self._core.status()
+
     def close(self) -> None:
         self._runner.stop()
 
 
 # Nodes that run training processes are started with as many of this Ray resource as runners they should have.
 SLOT = "dynamiccl"
+# A runner may be in the middle of an epoch.
+_RELEASE_CALL_S = 10.0
 
 
 class RayBackend:
@@ -207,6 +217,15 @@ class RayBackend:
             "learner": self._algorithm.learner_group.get_state()[COMPONENT_LEARNER],
             "coordinator": self._store.get(f"{self._plan.run}/state"),
         }
+
+    def release(self, keep: bool) -> Status:
+        ray = self._ray
+        ray.get(self._coordinator.release.remote(keep), timeout=_RELEASE_CALL_S)
+        self._algorithm.env_runner_group.foreach_env_runner(
+            "release", local_env_runner=False, timeout_seconds=_RELEASE_CALL_S
+        )
+        self._status = ray.get(self._coordinator.status.remote(), timeout=_RELEASE_CALL_S)
+        return self._status
 
     def close(self) -> None:
         self._undo.close()

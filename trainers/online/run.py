@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,7 +23,7 @@ from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, Pla
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import remove_stale, segment_pid, segments
+from dynamiccl_ray.plugin_bridge.channel import claimed_by, remove_stale, segment_pid, segments
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
 from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
@@ -30,12 +33,18 @@ from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBacke
 from dynamiccl_ray.trainers.online.recorder import Recorder
 from dynamiccl_ray.trainers.online.summary import summarise
 
+log = logging.getLogger("dynamiccl.online")
+
 Played = PlayedFabric | RealJob
 Progress = Callable[[dict[str, Any]], None]
 
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINT_ROUNDS = 20
 CLAIM_ROUNDS = 3
+HANDOVER_S = 5.0
+"""A control plane that was told to end takes so long to let go of its ranks."""
+RELEASE_S = 10.0
+"""For an epoch that is under way, and for the call of the last switch to come."""
 # What the summary looks back on: all of a run of an hour, the end of a longer one. The Parquet file has everything.
 SUMMARY_EPOCHS = 50_000
 
@@ -72,6 +81,7 @@ def run_online(
     earlier = read_checkpoint(resume) if resume is not None else None
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
     remove_stale(experiment.job)
+    _refuse_a_second(experiment.job)
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
@@ -99,7 +109,7 @@ def run_online(
                 job.set_credit(FREE_RUNNING)
         observed: deque[Epoch] = deque(maxlen=SUMMARY_EPOCHS)
         # An interrupted run is one that was ended early: what it found out is kept.
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt), _interrupts():
             while not _over(experiment, status, events):
                 status = backend.round()
                 for epoch in backend.observed():
@@ -114,6 +124,7 @@ def run_online(
                 if status.round % CHECKPOINT_ROUNDS == 0:
                     _write_checkpoint(directory, backend)
                 progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
+        status = status if job is not None else _release(experiment, backend, status, say)
         left = _write_checkpoint(directory, backend)
         log = _finish(job)
     prices = None
@@ -195,6 +206,55 @@ def _stepper(job: NcclJob) -> Callable[[], None]:
             time.sleep(0.0002)
 
     return step
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """SIGTERM, with which Slurm, Kubernetes and `ray job stop` end a run, ends it as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _refuse_a_second(job: str) -> None:
+    """Two control planes would each wait for ranks that the other serves."""
+    deadline = time.monotonic() + HANDOVER_S
+    while (pids := {pid for path in segments(job) if (pid := claimed_by(path)) is not None}) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.1)
+    if pids:
+        raise RunError(
+            f"the ranks of job {job!r} are served by another control plane here (process "
+            f"{', '.join(map(str, sorted(pids)))}); end it first, with Ctrl-C or SIGTERM: it gives them back"
+        )
+
+
+def _release(experiment: Online, backend: Backend, status: Status, say: Callable[[str], None]) -> Status:
+    """The job goes on without us: what was being tried is taken back, and one line says what is in force."""
+    deadline = time.monotonic() + RELEASE_S
+    keep = experiment.stop.keep
+    try:
+        while True:
+            status = backend.release(keep)
+            if keep or not any(status.in_force.values()) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+    except Exception as e:  # of whatever in the control plane is gone
+        log.warning("the ranks could not be given back: %s", e)
+    held = {comm: keys for comm, keys in status.in_force.items() if keys}
+    if not held:
+        say("in force: NCCL's own choice")
+    else:
+        why = "" if keep else "; `dynamiccl release` takes it back"
+        tables = ", ".join(f"a table for {keys} keys on communicator {comm}" for comm, keys in held.items())
+        say(f"in force: {tables}{why}")
+    return status
 
 
 def _event(experiment: Online, job: NcclJob, fabric: Played, status: Status, events: _Events) -> None:

@@ -11,50 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from attached import training
 from small import small_experiment
 
 from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.fabric.physics import Physics
-from dynamiccl_ray.fabric.presets import find_cluster
-from dynamiccl_ray.knobs import Collective
-from dynamiccl_ray.plugin_bridge import native_dir
 from dynamiccl_ray.plugin_bridge.channel import segment_pid
-from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
-from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
-from dynamiccl_ray.plugin_bridge.played import plugin_env
-from dynamiccl_ray.plugin_bridge.program import Program
-from dynamiccl_ray.plugin_bridge.times import Times
+from dynamiccl_ray.plugin_bridge.nccl_job import agreement_violations
 from dynamiccl_ray.trainers.online.learning import ppo_config
 from dynamiccl_ray.trainers.online.run import run_online
-
-
-def training(job: str, directory: Path) -> NcclJob:
-    """Two nodes of two GPUs that run two communicators of all of them in turn, for as long as they may."""
-    cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": 2})
-    physics, sizes = Physics(cluster, 2), [1 << 14, 1 << 18, 1 << 22]
-    program = Program(nodes=2, ranks_per_node=2, rate_hz=1000.0)
-    comms = [program.comm(name) for name in ("data", "expert")]
-    for rank in program.ranks:
-        for comm in comms:
-            rank.setup.init(comm)
-            for nbytes in sizes:
-                rank.step.collective(comm, Collective.ALL_REDUCE, nbytes)
-            rank.end.destroy(comm)
-        rank.step.sync()
-    times = Times(rank_jitter=0.01)
-    us = physics.time_us(Collective.ALL_REDUCE, sizes)
-    for comm in comms:
-        for nbytes, of_size in zip(sizes, us, strict=True):
-            times.asked(
-                comm.number, int(Collective.ALL_REDUCE), nbytes, of_size[None], np.full_like(of_size, 0.02)[None]
-            )
-    directory.mkdir()
-    constants = {comm.number: Constants.of(comm, physics.belief) for comm in comms}
-    write_constants(directory / "constants", constants)
-    env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": "2", **plugin_env(job)}
-    library = native_dir() / "libnccl-emulated.so"
-    return NcclJob(program, library=library, directory=directory, times=times, env=env)
 
 
 def test_a_running_job_is_found_tuned_and_outlived(tmp_path: Path, job: str) -> None:

@@ -1,0 +1,74 @@
+"""A process that stops while others wait for it is killed; one that nobody waits for is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+_CODE = """
+import sys, time
+from dynamiccl_ray.actors.watchdog import Watchdog
+watchdog = Watchdog(0.5)
+{armed}
+print(watchdog.pid, flush=True)
+{then}
+"""
+
+
+def _start(armed: str, then: str = "time.sleep(60)") -> tuple[subprocess.Popen[str], int]:
+    code = _CODE.format(armed=armed, then=then)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    return process, int(process.stdout.readline())
+
+
+def _gone(pid: int, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_stopped_while_armed() -> None:
+    process, child = _start("watchdog.beat()")
+    os.kill(process.pid, signal.SIGSTOP)
+    assert process.wait(20) == -signal.SIGKILL
+    assert _gone(child, 20)
+
+
+def test_silent_while_armed() -> None:
+    process, _ = _start("watchdog.beat()")
+    assert process.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("armed", "then"),
+    [
+        ("pass", "time.sleep(1.5)"),
+        ("watchdog.beat(); watchdog.disarm()", "time.sleep(1.5)"),
+        ("watchdog.beat()", "for _ in range(30): watchdog.beat(); time.sleep(0.05)"),
+    ],
+    ids=["never armed", "disarmed", "beating"],
+)
+def test_left_alone(armed: str, then: str) -> None:
+    process, child = _start(armed, f"{then}; watchdog.close()" if "for" not in then else f"{then}\nwatchdog.close()")
+    assert process.wait(20) == 0
+    assert _gone(child, 20), "it outlives what it watched"
+
+
+def test_it_goes_when_the_process_is_killed() -> None:
+    process, child = _start("watchdog.beat()")
+    process.kill()
+    process.wait(20)
+    assert _gone(child, 20)

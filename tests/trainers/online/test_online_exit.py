@@ -1,0 +1,151 @@
+"""What a control plane leaves behind in a job that goes on: nothing, or what it was told to keep."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attached import training
+from small import small_experiment
+
+from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
+from dynamiccl_ray.trainers.online.run import run_online
+
+RANKS = 4
+COMMS = 2
+
+
+def _attached(job: str, **stop: Any) -> Any:
+    learning = {"baseline_samples": 4, "draws": 4, "draw_samples": 1, "compares": 2, "compare_samples": 2}
+    return small_experiment(
+        job,
+        fabric={"kind": "nccl", "intra": "pcie", "inter": "tcp", "processes": None, "rate_hz": None},
+        control={"learning": learning},
+        stop=stop,
+    )
+
+
+@pytest.fixture
+def running(tmp_path: Path, job: str) -> Iterator[NcclJob]:
+    with training(job, tmp_path / "job") as running:
+        running.start()
+        running.await_ranks()
+        yield running
+
+
+def _tables(job: str) -> list[int]:
+    """Per rank and communicator, keys of which the table in force says something."""
+    out = []
+    for path in segments(job):
+        with Channel(path, claim=False) as channel:
+            channel_table = channel.table
+            out.append(0 if channel_table is None else int((channel_table.flat() != 0).sum()))
+    return out
+
+
+def _ends_well(running: NcclJob) -> None:
+    before = running.progress().min()
+    time.sleep(0.5)
+    assert running.progress().min() > before, "training stands still"
+    running.stop()
+    assert running.returncodes() == [0] * RANKS
+    assert agreement_violations(running.logs()) == 0
+
+
+def test_the_ranks_go_back_to_nccls_choice(running: NcclJob, tmp_path: Path, job: str) -> None:
+    said: list[str] = []
+    summary = run_online(_attached(job, rounds=6), tmp_path / "run", serial=True, say=said.append)
+    assert summary["switches"] > 2
+    assert _tables(job) == [0] * RANKS * COMMS
+    assert said[-1] == "in force: NCCL's own choice"
+    _ends_well(running)
+
+
+def test_what_is_exploited_may_stay_and_the_next_run_goes_on_from_it(
+    running: NcclJob, tmp_path: Path, job: str
+) -> None:
+    said: list[str] = []
+    rounds = 60
+    first = run_online(_attached(job, rounds=rounds, keep=True), tmp_path / "first", serial=True, say=said.append)
+    kept = _tables(job)
+    assert first["history"][-1]["keys"]["exploit"] > 0
+    assert min(kept) > 0, "nothing was kept"
+    assert "a table for" in said[-1]
+    second = run_online(_attached(job, rounds=3), tmp_path / "second", serial=True)
+    assert second["collectives"] > 50, "beside ranks that hold a table nothing was measured"
+    assert second["switches"] > 0
+    assert _tables(job) == [0] * RANKS * COMMS
+    _ends_well(running)
+
+
+def test_a_second_control_plane_is_refused_by_name(running: NcclJob, tmp_path: Path, job: str) -> None:
+    held = [Channel(path) for path in segments(job)]
+    with pytest.raises(RunError, match=rf"served by another control plane here \(process {os.getpid()}\)"):
+        run_online(_attached(job, rounds=2), tmp_path / "run", serial=True)
+    for channel in held:
+        channel.close()
+    _ends_well(running)
+
+
+def _command(experiment: Any, directory: Path, *options: str) -> subprocess.Popen[bytes]:
+    directory.mkdir()
+    path = directory / "experiment.yaml"
+    path.write_text(experiment.model_dump_json())  # JSON is YAML
+    command = [sys.executable, "-m", "dynamiccl_ray.cli", "online", str(path), "--out", str(directory / "run"), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def _until_something_is_in_force(job: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not any(_tables(job)):
+        assert process.poll() is None, process.communicate()[0].decode()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("how", [pytest.param(("--serial",), id="serial"), pytest.param((), id="ray")])
+def test_told_to_end_while_it_learns(
+    running: NcclJob, tmp_path: Path, job: str, told: signal.Signals, how: tuple[str, ...]
+) -> None:
+    process = _command(_attached(job, rounds=100_000), tmp_path / "online", *how)
+    _until_something_is_in_force(job, process)
+    process.send_signal(told)
+    output = process.communicate(timeout=60)[0].decode()
+    assert process.returncode == 0, output
+    assert "in force: NCCL's own choice" in output
+    assert _tables(job) == [0] * RANKS * COMMS
+    summary = json.loads((tmp_path / "online" / "run" / "summary.json").read_text())
+    assert summary["switches"] > 0
+    assert (tmp_path / "online" / "run" / "checkpoint.pt").is_file()
+    _ends_well(running)
+
+
+def test_everything_killed_again_and_again_and_the_last_one_cleans_up(
+    running: NcclJob, tmp_path: Path, job: str
+) -> None:
+    chance = random.Random(0)
+    for number in range(3):
+        process = _command(_attached(job, rounds=100_000), tmp_path / f"killed{number}", "--serial")
+        if number == 0:
+            _until_something_is_in_force(job, process)
+        else:
+            time.sleep(3 + chance.random())
+        process.kill()
+        process.wait()
+    said: list[str] = []
+    run_online(_attached(job, rounds=3), tmp_path / "last", serial=True, say=said.append)
+    assert said[-1] == "in force: NCCL's own choice"
+    assert _tables(job) == [0] * RANKS * COMMS
+    _ends_well(running)
