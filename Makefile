@@ -23,7 +23,7 @@ STRESS_SRC := tests/plugin_bridge/native/stress.c
 .PHONY: demo train test test-all acceptance sanitize real-nccl native lint format venv clean
 
 demo: $(VENV)/ready
-	RAY_AUTH_MODE=disabled $(BIN)/dynamiccl demo
+	$(BIN)/dynamiccl demo
 
 train: $(VENV)/ready
 	$(BIN)/dynamiccl train experiments/curricula/default.yaml --out runs/default

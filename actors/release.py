@@ -67,8 +67,8 @@ def _require_all(comm: int, ranks: list[Rank]) -> None:
     if missing:
         raise RunError(
             f"communicator {comm:x}: ranks {missing} of {of} are not on this machine, and what they were told cannot "
-            "be known here; start `dynamiccl online` on the cluster: it finishes what is open, and gives the ranks back "
-            "when it ends"
+            "be known here; start `dynamiccl online` on the cluster: it finishes what is open, and gives the ranks "
+            "back when it ends"
         )
 
 

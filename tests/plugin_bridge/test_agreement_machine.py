@@ -1,7 +1,7 @@
-"""Agreement with every part that can die: the plugin, the segments, the runner's half and the coordinator's, as they are.
+"""Agreement with every part that can die: plugin, segments, the runner's half and the coordinator's, as they are.
 
-Three ranks of one communicator, in this process, and two control planes that may both be up: each has a coordinator and a
-runner for each rank that it could claim. Messages are lost, repeated and late; runners and coordinators are killed and
+Three ranks of one communicator, in this process, and two control planes that may both be up: each has a coordinator and
+a runner for each rank that it could claim. Messages are lost, repeated and late; runners and coordinators are killed and
 started at any time, everything at once included, and nothing of a control plane outlives it. A rank is only called
 where it would not wait. No call may have two tables; and whatever happened, a new control plane that reaches all ranks
 finishes what was begun.
@@ -39,7 +39,8 @@ PLANES = range(2)
 BYTES = 1 << 20
 KEY = key_of(4, BYTES, False)
 PAIRS = [pair_index(a, p) for a in (Algorithm.TREE, Algorithm.RING) for p in Protocol]
-ACTIONS = [Action(pair=pair, channels=c) for c in range(len(CHANNEL_VALUES)) if CHANNEL_VALUES[c] <= 16 for pair in PAIRS]
+CHANNELS = [i for i, count in enumerate(CHANNEL_VALUES) if count <= 16]
+ACTIONS = [Action(pair=pair, channels=channels) for channels in CHANNELS for pair in PAIRS]
 
 
 def table_of(version: int) -> DecisionTable:
@@ -327,7 +328,8 @@ def _own_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("examples", [120, pytest.param(1000, marks=pytest.mark.slow)])
-def test_whatever_dies_no_call_has_two_tables(_own_segments: None, examples: int) -> None:
+@pytest.mark.usefixtures("_own_segments")
+def test_whatever_dies_no_call_has_two_tables(examples: int) -> None:
     """A hundred steps an example: 100,000 in the long run."""
     run_state_machine_as_test(
         Machine, settings=settings(max_examples=examples, stateful_step_count=100, deadline=None)

@@ -115,7 +115,7 @@ def _simulated(attempt: int) -> float:
     coordinator = start_coordinator(plan)
     table = DecisionTable.of(1, {}, max_channels=16)
     members = [
-        Member(comm=1, rank=r, ranks=_SIMULATED, nodes=125, tuner_abi=6, profiler_abi=6, user_env=False, version=0)
+        Member(comm=1, rank=r, ranks=_SIMULATED, nodes=125, tuner_abi=6, profiler_abi=6, user_env=False)
         for r in range(_SIMULATED)
     ]
     shares = [members[i : i + _SIMULATED_PER_RUNNER] for i in range(0, _SIMULATED, _SIMULATED_PER_RUNNER)]

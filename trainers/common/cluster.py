@@ -4,20 +4,41 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 
 from dynamiccl_ray.errors import RunError
+
+log = logging.getLogger("dynamiccl.cluster")
+
+
+def ask_for_a_token() -> None:
+    """Makes a local cluster ask for a token that only processes of this user can read, unless the environment says
+    something else. Ray looks at it once, when it is imported: this comes before."""
+    if os.environ.get("RAY_ADDRESS") or "RAY_AUTH_MODE" in os.environ:
+        return
+    os.environ["RAY_AUTH_MODE"] = "token"
+    if "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 def start_ray(actors: int = 0) -> None:
     """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one that has room
-    for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError."""
+    for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError.
+
+    Ray listens on every interface (2.60 has no setting for it), and whoever gets in runs code as this user; see
+    ``ask_for_a_token``.
+    """
     import ray
 
     try:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(logging_level=logging.ERROR)
         else:
-            os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+            if "RAY_AUTH_MODE" not in os.environ:
+                log.warning(
+                    "other users of this machine can reach this Ray cluster; set RAY_AUTH_MODE=token and "
+                    "RAY_AUTH_TOKEN before Ray is imported, or use the command line, which does"
+                )
             ray.init(
                 num_cpus=max(actors, os.cpu_count() or 1),
                 include_dashboard=False,

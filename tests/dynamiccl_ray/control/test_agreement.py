@@ -1,4 +1,4 @@
-"""The coordinator's half of agreement; ``tests/plugin_bridge/test_agreement_machine.py`` has it with the ranks' half."""
+"""The coordinator's half of agreement; ``plugin_bridge/test_agreement_machine.py`` has it with the ranks' half."""
 
 from __future__ import annotations
 

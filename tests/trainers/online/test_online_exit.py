@@ -102,7 +102,8 @@ def _command(experiment: Any, directory: Path, *options: str) -> subprocess.Pope
     directory.mkdir()
     path = directory / "experiment.yaml"
     path.write_text(experiment.model_dump_json())  # JSON is YAML
-    command = [sys.executable, "-m", "dynamiccl_ray.cli", "online", str(path), "--out", str(directory / "run"), *options]
+    run = ["online", str(path), "--out", str(directory / "run")]
+    command = [sys.executable, "-m", "dynamiccl_ray.cli", *run, *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
