@@ -80,6 +80,18 @@ class Communicator:
             return "NCCL_ALGO or NCCL_PROTO is set and wins"
         return ""
 
+    @property
+    def in_band(self) -> bool:
+        """The job puts its tables in force."""
+        return all(member.in_band for member in self.members.values())
+
+    def follow(self, ranks: dict[int, RankNews]) -> None:
+        """In band: what the job has put in force on all of them."""
+        if self.in_band and ranks.keys() >= self.agreement.ranks:
+            version = min(news.in_force for news in ranks.values())
+            if version in self.tables:
+                self.switch(version)
+
     def compare(self, ranks: dict[int, RankNews]) -> str:
         """Ranks that ran different programs cannot share decisions: which window shows that, if any."""
         for rank, news in ranks.items():

@@ -181,12 +181,15 @@ class Coordinator:
             if comm.agreement.leader in report.ranks and asked is not None and len(report.decided) == len(asked.row):
                 self.loop.decide(comm.rows[asked.row], report.decided)
             self._offer(comm, report)
+            if comm.agreement.leader in report.ranks and report.staged is not None:
+                comm.propose(DecisionTable.from_bytes(report.staged))
             comm.max_channels = max(comm.max_channels, report.max_channels)
             self.loop.most_channels[comm.rows] = comm.max_channels
             comm.unused += report.unmatched + sum(news.unused for news in report.ranks.values())
             comm.dropped |= {rank: news.dropped for rank, news in report.ranks.items()}
         ranks = {rank: news for report in reports for rank, news in report.ranks.items()}
         self._turn_off(comm_id, comm.compare(ranks))
+        comm.follow(ranks)
         comm.reward.hear(ranks, baseline=self._at_baseline(comm))
         collectives = comm.take([r.collectives for r in reports])
         if new := sorted(set(np.unique(collectives["key"]).tolist()) - set(comm.keys.tolist())):
@@ -335,6 +338,7 @@ class Coordinator:
                     due=dataclasses.replace(part, row=at),
                     reward=rewards[comm_id] if len(mine) else np.zeros(0),
                     max_channels=comm.max_channels,
+                    in_band=comm.in_band,
                     off=bool(comm.off),
                 )
             )

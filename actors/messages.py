@@ -47,6 +47,8 @@ class Member:
     user_env: bool
     standing: Standing = field(default_factory=Standing)
     """What it was told about tables."""
+    in_band: bool = False
+    """The job itself puts tables in force, at its step boundaries; not if these are at different calls on its ranks."""
     in_force: int = 0
     """Version of the table that is in force, or will be at the call that all ranks have been told; 0 for none."""
     table: tuple[tuple[int, int], ...] = ()
@@ -68,6 +70,8 @@ class RankNews:
     """Steps that the job has reported since: number -> seconds and loss (NaN: none)."""
     faults: int = 0
     """That the job reported so far."""
+    in_force: int = 0
+    """Version of the table in force; 0 for none."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,6 +91,8 @@ class CommReport:
     """Keys seen for the first time: NCCL's own cost table (7, 3)."""
     max_channels: int
     ranks: dict[int, RankNews]
+    staged: bytes | None = None
+    """In band: the table that was handed to the ranks here since the last report."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,6 +114,8 @@ class CommContext:
     reward: Float
     """(R,) of the decisions that are over, all terms; NaN where none can be given."""
     max_channels: int
+    in_band: bool
+    """Of all of its ranks: runners stage tables, and promise nothing."""
     off: bool
     """Tuning is off for this communicator: an empty table."""
 

@@ -48,6 +48,8 @@ FIRST_PROMISE_S: Final = 0.02
 PROMISE_SMOOTHING: Final = 0.1
 # Longer than the way to a decision may take; a runner that is silent for so long while ranks may wait is killed.
 WATCHED_S: Final = 3.0
+# What is left behind comes into force at a later call, or at the end of a step.
+RELEASED_S: Final = 3.0
 LEAST_MARGIN: Final = 8
 POLL_S: Final = 0.001
 WATCH_POLL_S: Final = 0.02
@@ -74,6 +76,7 @@ class RankRunner(PolicyRunner):
         self._matching: dict[int, Matching] = {}
         self._collected: dict[int, list[Collectives]] = {}
         self._version: dict[int, int] = {}
+        self._staged: dict[int, bytes] = {}
         self._promise_s = FIRST_PROMISE_S
         self._told: set[str] = set()
         self._alive, self._looked_at = True, 0.0
@@ -147,8 +150,10 @@ class RankRunner(PolicyRunner):
         context = self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
         for comm in context.comms if context.release else ():
             self._switch(comm, context, _NOTHING)
-        for rank in self._ranks.values():
-            rank.channel.fold()
+        deadline = time.monotonic() + RELEASED_S
+        while not all(rank.stands_still() for rank in self._ranks.values()) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
 
     # -- segments --
 
@@ -202,15 +207,26 @@ class RankRunner(PolicyRunner):
         mine = [r for r in self._ranks.values() if r.comm == comm.comm]
         settled = [rank.settle(self._coordination.settle) for rank in mine]
         self._version[comm.comm] = comm.version_in_force
+        staged = comm.in_band and any(rank.has_staged for rank in mine)
         if comm.comm in context.adopt:
             table = DecisionTable.from_bytes(context.adopt[comm.comm]).with_version(context.version)
-        elif wanted == comm.in_force:
+        elif wanted == comm.in_force and not staged:
             return True
         else:
             of_keys = {key: action_of(action) for key, action in wanted.items()}
             table = DecisionTable.of(context.version, of_keys, max_channels=comm.max_channels, apply=context.apply)
+        if comm.in_band:
+            self._stage(comm.comm, table, mine)
+            return True
         with self._watchdog.armed() if self._watchdog is not None else contextlib.nullcontext():
             return self._agree(comm, context.version, table, dict(zip(mine, settled, strict=True)))
+
+    def _stage(self, comm: int, table: DecisionTable, ranks: list[Rank]) -> None:
+        """Hands a table to the job. Where some rank does not take it, none puts it in force, and the next one may."""
+        for rank in ranks:
+            rank.channel.stage(table)
+        self._staged[comm] = table.to_bytes()
+        self._version[comm] = table.version
 
     def _agree(self, comm: CommContext, version: int, table: DecisionTable, ranks: dict[Rank, bool]) -> bool:
         """PREPARE on the ranks that may (the others refuse), and what was decided. False if nobody could say."""
@@ -343,6 +359,7 @@ class RankRunner(PolicyRunner):
             costs=costs,
             max_channels=max(rank.max_channels for rank in ranks),
             ranks={rank.rank: rank.news() for rank in ranks},
+            staged=self._staged.pop(comm, None),
         )
 
 

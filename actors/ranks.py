@@ -75,9 +75,20 @@ class Rank:
                 pending=status.pending_version,
                 switch_at=status.decision if status.decision not in (UNDECIDED, ABORT) else None,
             ),
+            in_band=status.in_band and not status.out_of_step,
             in_force=0 if table is None else table.version,
             table=self._entries,
         )
+
+    @property
+    def has_staged(self) -> bool:
+        """In band: a table is on its way that is not in force yet."""
+        status = self.channel.status
+        return status.staged_version > 0 or status.offered_version > 0
+
+    def stands_still(self) -> bool:
+        """No table is on its way, in band or otherwise."""
+        return self.channel.fold() and not self.has_staged
 
     def settle(self, ask: Callable[[Member], Decision | None]) -> bool:
         """Folds what has been decided, and asks about a version that a runner promised to and then died. False if
@@ -149,14 +160,16 @@ class Rank:
 
     def news(self) -> RankNews:
         """What is new beside the records."""
+        status = self.channel.status
         unused, self._unused = self._unused, 0
         steps, self._steps = self._steps, {}
         return RankNews(
             fingerprints=self.channel.fingerprints(),
-            dropped=sum(self.channel.status.dropped.values()),
+            dropped=sum(status.dropped.values()),
             unused=unused,
             steps=steps,
             faults=self._faults,
+            in_force=status.base_version,
         )
 
     def refused(self) -> dict[int, int]:

@@ -120,6 +120,10 @@ _STATUS_FIELDS: Final = (
     "undecided",
     "merged",
     "backlog",
+    "in_band",
+    "out_of_step",
+    "staged_version",
+    "offered_version",
 )
 
 
@@ -135,6 +139,10 @@ class _Job(ctypes.Structure):
         ("faults", ctypes.c_uint64),
         ("loss", ctypes.c_double),
     )
+
+
+class _Offer(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint64), ("digest", ctypes.c_uint64), ("dseq", ctypes.c_uint64))
 
 
 class _Table(ctypes.Structure):
@@ -173,6 +181,11 @@ def _library() -> ctypes.CDLL:
         "dcc_prepare": (ctypes.c_int, [pointer, ctypes.POINTER(_Table), u64, u64_out, u64_out]),
         "dcc_decide": (ctypes.c_int, [pointer, u64, u64]),
         "dcc_fold": (ctypes.c_int, [pointer]),
+        "dcc_join_in_band": (None, [pointer]),
+        "dcc_offer": (ctypes.c_int, [pointer, ctypes.POINTER(_Offer)]),
+        "dcc_take_offer": (None, [pointer]),
+        "dcc_out_of_step": (None, [pointer]),
+        "dcc_stage": (ctypes.c_int, [pointer, ctypes.POINTER(_Table)]),
     }
     for name, (result, arguments) in signatures.items():
         function = getattr(lib, name)
@@ -236,6 +249,14 @@ class Status:
     merged: int
     """Operations that share the record of the first one of their aggregate."""
     backlog: int
+    in_band: bool
+    """The job puts tables in force at its step boundaries; a runner only stages them."""
+    out_of_step: bool
+    """... and does so no more: boundaries were not at the same call on all ranks, and runners agree as without it."""
+    staged_version: int
+    """Not taken by the job yet; 0 for none."""
+    offered_version: int
+    """Taken, and not in force on all ranks yet; 0 for none."""
 
     @property
     def open_version(self) -> int:
@@ -358,6 +379,10 @@ class Channel:
             undecided=raw.undecided,
             merged=raw.merged,
             backlog=raw.backlog,
+            in_band=bool(raw.in_band),
+            out_of_step=bool(raw.out_of_step),
+            staged_version=raw.staged_version,
+            offered_version=raw.offered_version,
         )
 
     def drain(self, into: np.ndarray[Any, Any] | None = None) -> np.ndarray[Any, Any]:
@@ -434,6 +459,28 @@ class Channel:
     def fold(self) -> bool:
         """Folds a committed version once its S has passed. True if no version is open any more."""
         return bool(_c().dcc_fold(self._mapped))
+
+    def stage(self, table: DecisionTable) -> Prepared:
+        """In band: hands ``table`` to the job, in place of one that it has not taken yet. BUSY: try again."""
+        return Prepared(_c().dcc_stage(self._mapped, _Table.from_buffer_copy(table.to_bytes())))
+
+    def join_in_band(self) -> None:
+        """For the training process itself, as the next three: from now on it serves step boundaries."""
+        _c().dcc_join_in_band(self._mapped)
+
+    def offer(self) -> tuple[int, int, int]:
+        """Version and digest of the table that this rank would put in force (0, 0: none), and its calls so far."""
+        raw = _Offer()
+        _c().dcc_offer(self._mapped, ctypes.byref(raw))
+        return raw.version, raw.digest, raw.dseq
+
+    def take_offer(self) -> None:
+        """What was offered is in force from the next call on."""
+        _c().dcc_take_offer(self._mapped)
+
+    def say_out_of_step(self) -> None:
+        """Boundaries are not at the same call on all ranks: nothing is put in force at them any more."""
+        _c().dcc_out_of_step(self._mapped)
 
     def beat(self) -> None:
         """Tells ``doctor`` that a runner is alive."""

@@ -23,7 +23,7 @@
 #define DCC_PROTOS 3
 #define DCC_BINS 312                        /* 8 per octave up to 2^41 bytes */
 #define DCC_KEYS (DCC_FUNCS * 2 * DCC_BINS) /* (collective, pipelined or not, size bin) */
-#define DCC_SLOTS 2                         /* the table in force and the one being agreed */
+#define DCC_SLOTS 3                         /* in force, offered by the job, being written */
 #define DCC_FINGERPRINT_CALLS 1024u         /* calls per published fingerprint */
 #define DCC_FINGERPRINT_WINDOWS 16u         /* fingerprints kept */
 #define DCC_COST_ROWS 256                   /* keys whose cost table is shown to the runner */
@@ -34,6 +34,7 @@
 #define DCC_NO_HOLD UINT64_MAX
 #define DCC_UNDECIDED 0u
 #define DCC_ABORT UINT64_MAX
+#define DCC_TAKEN 0x80u /* in `staged`, beside the slot */
 
 enum dcc_promise { DCC_OPEN = 0, DCC_PROMISED = 1, DCC_REFUSED_BY_PLUGIN = 2 };
 
@@ -151,7 +152,8 @@ struct dcc_plugin_words {
     struct dcc_cost_row cost_rows[DCC_COST_ROWS];
 };
 
-/* Writer: the runner. Agreement on one version at a time.
+/* Writer: the runner, but for `base` and `base_at` once the job has joined in band. Agreement on one version
+ * at a time.
  *
  *   runner, PREPARE                          plugin, getCollInfo
  *   decision = UNDECIDED                     dseq = d            (seq_cst store)
@@ -190,6 +192,16 @@ struct dcc_job_words {
     _Atomic uint64_t faults; /* how many so far; not covered by `turn` */
 };
 
+/* In-band agreement, for jobs whose script has a step boundary for us: see inband.c. Once `joined`, the
+ * runner makes no agreement of its own any more, and the job writes `base` and `base_at`. */
+struct dcc_in_band_words {
+    _Alignas(64) _Atomic uint64_t joined; /* job: 1 */
+    _Atomic uint64_t staged;              /* both, by compare-and-swap: version << 8 | slot, 0 for none */
+    _Atomic uint64_t offered;             /* job: likewise; what the ranks are being asked about */
+    /* job: 1: boundaries are not at the same call on all ranks; agreement is the runner's again */
+    _Atomic uint64_t out_of_step;
+};
+
 struct dcc_segment {
     uint64_t magic;
     uint32_t abi;
@@ -204,6 +216,7 @@ struct dcc_segment {
     _Alignas(64) struct dcc_table tables[DCC_SLOTS];
     _Alignas(64) struct dcc_record ring[DCC_RING_RECORDS];
     struct dcc_job_words job;
+    struct dcc_in_band_words in_band;
 };
 
 /* Called wherever losing the processor is worst. The stress test makes it do so; elsewhere it is nothing. */

@@ -112,6 +112,10 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->merged = load(&p->merged, relaxed);
     out->records = load(&seg->head, relaxed);
     out->backlog = out->records - load(&r->tail, relaxed);
+    out->in_band = load(&seg->in_band.joined, acquire);
+    out->out_of_step = load(&seg->in_band.out_of_step, relaxed);
+    out->staged_version = load(&seg->in_band.staged, relaxed) >> 8;
+    out->offered_version = load(&seg->in_band.offered, relaxed) >> 8;
 }
 
 size_t dcc_drain(struct dcc_segment *seg, struct dcc_record *out, size_t max) {
@@ -246,6 +250,8 @@ int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t
         return DCC_PREPARED;
     }
     uint64_t base = load(&r->base, relaxed);
+    if (load(&seg->in_band.joined, acquire) && !load(&seg->in_band.out_of_step, acquire))
+        return DCC_REFUSED;
     if (table->version == 0 || table->version > DCC_MAX_VERSION || table->version <= base >> 8 ||
         !dcc_table_valid(table, table->version))
         return DCC_REFUSED;

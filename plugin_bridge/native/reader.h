@@ -25,6 +25,13 @@ struct dcc_status {
         runner_pid;
     uint64_t records, dropped_full, dropped_busy, dropped_incomplete, dropped_timer, undecided, merged;
     uint64_t backlog; /* records not yet drained */
+    uint64_t in_band, out_of_step, staged_version, offered_version;
+};
+
+/* What a rank brings to a step boundary. */
+struct dcc_offer {
+    uint64_t version, digest; /* of the table that it would put in force; 0: none */
+    uint64_t dseq;            /* calls so far */
 };
 
 /* What the job said last. */
@@ -38,7 +45,7 @@ enum dcc_prepared {
     DCC_PREPARED = 0,
     DCC_BUSY = 1,      /* an earlier version is still open, or its S has not passed */
     DCC_OVERTAKEN = 2, /* calls came faster than the margin could grow; nothing is held */
-    DCC_REFUSED = 3,   /* version 0, not newer than the one in force, or no such table */
+    DCC_REFUSED = 3,   /* version 0, not newer than the one in force, no such table, or the job's to decide */
 };
 
 /* Maps an open file, which the caller closes. NULL with the reason in `error` (256 bytes): not ours, another
@@ -73,6 +80,17 @@ void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
  * digest is of what the slot then holds. Asked again for the open version, answers the same hold_at. */
 int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t margin, uint64_t *hold_at,
                 uint64_t *digest);
+
+/* For the job, from its own process and one thread at a time, between two steps. dcc_offer() takes what has
+ * been staged since and returns whether there is something to offer; dcc_take_offer() puts it in force from
+ * the next call on. */
+void dcc_join_in_band(struct dcc_segment *seg);
+int dcc_offer(struct dcc_segment *seg, struct dcc_offer *out);
+void dcc_take_offer(struct dcc_segment *seg);
+void dcc_out_of_step(struct dcc_segment *seg);
+
+/* In band: hands a table to the job, in place of one that it has not taken yet. DCC_BUSY: try again. */
+int dcc_stage(struct dcc_segment *seg, const struct dcc_table *table);
 
 /* COMMIT at `decision`, or DCC_ABORT, for `version`. 0 if done or already so, -1 if that version is not open,
  * or if it was never promised for a call as early as `decision`. */

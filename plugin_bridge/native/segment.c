@@ -18,6 +18,10 @@
 
 static _Atomic uint32_t ordinals;
 
+/* Segments that this process has made or removed so far: who serves a step boundary need not look for new
+ * ones in the file system each time. Read by plugin_bridge/job.py. */
+__attribute__((visibility("default"))) _Atomic uint64_t dynamiccl_segments_changed;
+
 /* Field 22 of /proc/self/stat; the name in field 2 may hold spaces, so count from its closing parenthesis. */
 static uint64_t start_time(void) {
     char text[1024];
@@ -94,6 +98,7 @@ struct dcc_segment *segment_create(char *path, char *error) {
                  strerror(failed));
         return NULL;
     }
+    atomic_fetch_add(&dynamiccl_segments_changed, 1);
     seg->magic = DCC_MAGIC;
     seg->abi = DCC_ABI;
     seg->record_bytes = sizeof(struct dcc_record);
@@ -116,4 +121,5 @@ void segment_remove(struct dcc_segment *seg, const char *path) {
     atomic_store_explicit(&seg->state, DCC_CLOSED, memory_order_release);
     munmap(seg, sizeof *seg);
     unlink(path);
+    atomic_fetch_add(&dynamiccl_segments_changed, 1);
 }

@@ -1,15 +1,14 @@
 """Agreement with every part that can die: plugin, segments, the runner's half and the coordinator's, as they are.
 
-Three ranks of one communicator, in this process, and two control planes that may both be up: each has a coordinator and
-a runner for each rank that it could claim. Messages are lost, repeated and late; runners and coordinators are killed and
-started at any time, everything at once included, and nothing of a control plane outlives it. A rank is only called
+Three ranks of one communicator, in this process, and two control planes that may both be up: each has a coordinator,
+and a runner for each rank that it could claim. Messages are lost, repeated and late; runners and coordinators are
+killed and started at any time, everything at once included, and nothing of a control plane outlives it. A rank is only called
 where it would not wait. No call may have two tables; and whatever happened, a new control plane that reaches all ranks
 finishes what was begun.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import shutil
 import tempfile
@@ -22,6 +21,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from trained import Trained
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.actors.messages import Member
@@ -31,8 +31,7 @@ from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared
 
 RANKS = range(3)
 PLANES = range(2)
@@ -47,45 +46,12 @@ def table_of(version: int) -> DecisionTable:
     return DecisionTable.of(version, {KEY: ACTIONS[version % len(ACTIONS)]}, max_channels=16)
 
 
-class _Tuner(ctypes.Structure):
-    _fields_ = (
-        ("name", ctypes.c_char_p),
-        ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64, ctypes.c_size_t,
-                                  ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)),
-        ("decide", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t, ctypes.c_int,
-                                    ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_int,
-                                    ctypes.POINTER(ctypes.c_int))),
-        ("finalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
-    )  # fmt: skip
-
-
-class Trained:
-    """One rank as NCCL sees it: the tuner of the plugin itself, and what each call was told."""
-
-    def __init__(self, directory: Path) -> None:
-        self._tuner = _Tuner.in_dll(ctypes.CDLL(str(plugin_path())), "ncclTunerPlugin_v6")
-        self._context = ctypes.c_void_p()
-        before = set(segments("machine"))
-        assert self._tuner.init(ctypes.byref(self._context), 7, len(RANKS), 1, None, None, None) == 0
-        (self.path,) = set(segments("machine")) - before
-        assert self.path.parent == directory
-        self.told: list[tuple[int, ...]] = []
-
-    def call(self) -> None:
-        cost = (ctypes.c_float * 21)(*[1.0] * 21)
-        channels = ctypes.c_int(0)
-        self._tuner.decide(self._context, 4, BYTES, 1, cost, 7, 3, 0, ctypes.byref(channels))
-        self.told.append((*[i for i in range(21) if cost[i] == 0.0], -1, channels.value))
-
-    @property
-    def would_wait(self) -> bool:
-        with Channel(self.path, claim=False) as channel:
-            status = channel.status
-        held = status.hold_at is not None and len(self.told) + 1 >= status.hold_at
-        return held and status.decision == 0 and status.promised
-
-    def close(self) -> None:
-        self._tuner.finalize(self._context)
+def would_wait(rank: Trained) -> bool:
+    """Whether its next call would come to a hold that was promised and not decided."""
+    with Channel(rank.path, claim=False) as channel:
+        status = channel.status
+    held = status.hold_at is not None and len(rank.told) + 1 >= status.hold_at
+    return held and status.decision == 0 and status.promised
 
 
 @dataclass(eq=False)
@@ -135,9 +101,9 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="dynamiccl-machine-", dir="/dev/shm"))
         os.environ |= {"DYNAMICCL_SHM_DIR": str(self.directory), "DYNAMICCL_JOB_ID": "machine"}
-        self.ranks = [Trained(self.directory) for _ in RANKS]
+        self.ranks = [Trained("machine", 7, len(RANKS)) for _ in RANKS]
         self.planes = [Plane() for _ in PLANES]
-        self.told: list[tuple[int, ...]] = []
+        self.told: list[tuple[int, int]] = []
         """What the first rank was told that made each call."""
         self.switches = 0
 
@@ -147,9 +113,9 @@ class Machine(RuleBasedStateMachine):
     def train(self, rank: int, calls: int) -> None:
         it = self.ranks[rank]
         for _ in range(calls):
-            if it.would_wait:
+            if would_wait(it):
                 return
-            it.call()
+            it.call(4, BYTES)
             at = len(it.told) - 1
             if at == len(self.told):
                 self.told.append(it.told[at])
@@ -331,9 +297,7 @@ def _own_segments(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_own_segments")
 def test_whatever_dies_no_call_has_two_tables(examples: int) -> None:
     """A hundred steps an example: 100,000 in the long run."""
-    run_state_machine_as_test(
-        Machine, settings=settings(max_examples=examples, stateful_step_count=100, deadline=None)
-    )
+    run_state_machine_as_test(Machine, settings=settings(max_examples=examples, stateful_step_count=100, deadline=None))
 
 
 @pytest.fixture
@@ -370,7 +334,7 @@ def test_nothing_is_decided_while_a_rank_cannot_be_asked(machine: Any) -> None:
         machine.join(1, rank)
         machine.settle(1, rank)
         machine.train(rank, 5)
-        assert machine.ranks[rank].would_wait
+        assert would_wait(machine.ranks[rank])
     machine.claim(1, 0)
     machine.join(1, 0)
     for rank in RANKS:

@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "plugin_bridge" / "native"
 
 # docs/channel.md, byte for byte; nothing here comes from the code under test.
-SEGMENT_BYTES = 1122112
+SEGMENT_BYTES = 1147200
 RECORDS, RECORD_BYTES = 16384, 64
 MAGIC, ABI, STATE = 0, 8, 32
 DSEQ, APPLIED, PASSTHROUGH = 256, 320, 328
@@ -49,7 +49,7 @@ FINGERPRINTS = 496
 COST_ROWS_USED, COST_ROWS = 752, 756
 HOLD_AT, BASE, BASE_AT, PENDING, DECISION, PROMISE = 23296, 23304, 23312, 23320, 23328, 23336
 TAIL, HEAD = 23360, 23424
-TABLES, TABLE_BYTES, RING, JOB = 23488, 24992, 73472, 1122048
+TABLES, TABLE_BYTES, RING, JOB = 23488, 24992, 98496, 1147072
 RECORD = struct.Struct("<QQQQIIIHBBBBBBBBBBQ")
 RECORD_FIELDS = [
     "dseq",
@@ -268,9 +268,9 @@ def test_a_header_of_another_kind(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "0 bytes, expected 1122112"),
+        (b"", "0 bytes, expected 1147200"),
         (b"short", "5 bytes, expected"),
-        (bytes(SEGMENT_BYTES - 1), "expected 1122112"),
+        (bytes(SEGMENT_BYTES - 1), "expected 1147200"),
         (bytes(SEGMENT_BYTES), "still starting"),
         (np.random.default_rng(1).bytes(SEGMENT_BYTES), "not a channel: magic"),
         (np.random.default_rng(1).bytes(32) + bytes(SEGMENT_BYTES), "not a channel: magic"),
@@ -297,7 +297,7 @@ def test_no_file_a_directory_and_a_link(tmp_path: Path, segment: tuple[NcclJob, 
 def test_a_file_cut_short_after_it_was_found(segment: tuple[NcclJob, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     copy.write_bytes(segment[1].read_bytes()[:-4096])
-    with pytest.raises(ChannelError, match="expected 1122112"):
+    with pytest.raises(ChannelError, match="expected 1147200"):
         Channel(copy)
 
 

@@ -120,7 +120,7 @@ def test_a_communicator_that_comes_later_is_found_and_one_that_goes_is_let_go(tr
         assert not list(segments("steps"))
         wait_for(lambda: training.say("job.report_step(2, 1.0)") == "False", what="the next look")
     assert int(training.say("job._reporter.lost")) >= 2
-    assert training.say("len(job._reporter._open)") == "0"
+    assert training.say("len(job._reporter._segments.open)") == "0"
 
 
 def test_nothing_that_is_wrong_reaches_training(training: _Training) -> None:
@@ -166,8 +166,8 @@ def test_a_second_thread_does_not_wait_for_the_first() -> None:
         entered.set()
         assert leave.wait(20)
 
-    reporter._look = lambda: None  # type: ignore[method-assign]
-    reporter._open = {Path("x"): None}  # type: ignore[dict-item]
+    reporter._segments.look = lambda: True  # type: ignore[method-assign]
+    reporter._segments.open = {Path("x"): None}  # type: ignore[dict-item]
     thread = threading.Thread(target=reporter._tell, args=(slow,))
     thread.start()
     assert entered.wait(20)
@@ -183,7 +183,7 @@ def test_a_script_that_dies_inside_a_report_leaves_none_to_be_read(rig: Rig) -> 
     ((channel,),) = rig.channels(job)
     channel.report_step(1, 0.5, 1.0)
     with channel.path.open("r+b") as file:
-        file.seek(1122048)
+        file.seek(1147072)
         file.write((3).to_bytes(8, "little"))
     assert channel.job is None
     # Whoever comes next makes it whole again.
