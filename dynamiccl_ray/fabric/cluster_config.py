@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dynamiccl_ray.fabric.belief import Belief, Communicator, Graph
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.communicator import Communicator, Graph
 from dynamiccl_ray.knobs import Algorithm
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_yaml
 

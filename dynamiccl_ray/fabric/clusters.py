@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from dynamiccl_ray.fabric.belief import Belief, Communicator, Graph
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.communicator import Communicator, Graph
 from dynamiccl_ray.fabric.measured import Selection, Surface, read_measurements
 from dynamiccl_ray.fabric.nccl_constants import PATH_NVL, PATH_PXN
 from dynamiccl_ray.knobs import Algorithm, Collective

@@ -14,14 +14,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl_ray.fabric.belief import (
-    CPU_VENDORS,
-    Belief,
-    Communicator,
-    Graph,
-    read_cases,
-    write_belief,
-)
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.belief_files import read_cases, write_belief
+from dynamiccl_ray.fabric.communicator import CPU_VENDORS, Communicator, Graph
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol
 
 EXCERPT = Path(__file__).resolve().parents[2] / "data" / "nccl_cost_model"
