@@ -6,16 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from looped import (
-    decided,
-    due_rows,
-    exploiting,
-    loop_of,
-    observed,
-    pair,
-    some_keys,
-    through_a_file,
-)
+from looped import decided, due_rows, exploiting, loop_of, observed, pair, some_keys, through_a_file
 
 from dynamiccl_ray.actions import OWN_ACTION, flat_action
 from dynamiccl_ray.config.control import Control

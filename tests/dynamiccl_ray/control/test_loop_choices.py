@@ -6,17 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from looped import (
-    UNTIL_EXPLOIT,
-    decided,
-    due_rows,
-    exploiting,
-    loop_of,
-    observed,
-    pair,
-    play,
-    some_keys,
-)
+from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, observed, pair, play, some_keys
 
 from dynamiccl_ray.actions import N_CHUNKS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part

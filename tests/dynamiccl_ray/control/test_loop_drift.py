@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from looped import (
-    UNTIL_EXPLOIT,
-    decided,
-    due_rows,
-    exploiting,
-    loop_of,
-    network,
-    observed,
-    pair,
-    play,
-    some_keys,
-)
+from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, network, observed, pair, play, some_keys
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part

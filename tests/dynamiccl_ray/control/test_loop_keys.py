@@ -6,17 +6,7 @@ from dataclasses import fields
 
 import numpy as np
 import pytest
-from looped import (
-    decided,
-    due_rows,
-    loop_of,
-    network,
-    observed,
-    pair,
-    play,
-    some_keys,
-    through_a_file,
-)
+from looped import decided, due_rows, loop_of, network, observed, pair, play, some_keys, through_a_file
 
 from dynamiccl_ray.actions import OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.arrays import Int64
