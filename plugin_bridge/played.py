@@ -47,7 +47,7 @@ class Prices:
     oracle_action: Action
     vendor_us: float | None
     """Of the vendor's tuner, where it was measured."""
-    settled_us: Callable[[Action], float | None]
+    in_force_us: Callable[[Action], float | None]
     """Of the action that was in force at the end of the phase; None where the key was not called in it."""
 
 
@@ -144,7 +144,7 @@ class PlayedFabric:
             oracle_us=float(np.nanmin(time_us)),
             oracle_action=Action(pair=int(pair), channels=int(channels)),
             vendor_us=vendor if phase == 0 and np.isfinite(vendor) else None,
-            settled_us=lambda action: float(time_us[action.pair, action.channels]),
+            in_force_us=lambda action: float(time_us[action.pair, action.channels]),
         )
 
     def oracle_us(self, phase: int) -> npt.NDArray[np.float64]:

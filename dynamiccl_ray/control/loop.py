@@ -269,8 +269,8 @@ class Loop:
         self._outcome.known[rows] = False
         learning = self.control.learning
         again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
-        settled = self.decisions[rows] > learning.draws + learning.compares
-        self.phase[rows] = np.where(settled, Phase.EXPLOIT, again)
+        compared = self.decisions[rows] > learning.draws + learning.compares
+        self.phase[rows] = np.where(compared, Phase.EXPLOIT, again)
 
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""

@@ -127,7 +127,7 @@ def test_after_a_shift_the_policy_is_told_and_sees_hints_against_the_new_baselin
     loop = exploiting(some_keys(8))
     observed(loop, [0] * 4, 2.9)
     assert due_rows(loop) == [0]
-    assert _cusum(loop) == 0, "once it has settled, nobody is asked"
+    assert _cusum(loop) == 0, "once it exploits, nobody is asked"
     decided(loop)
     fresh = loop_of(some_keys(1))
     observed(fresh, [0] * 4, 3.0)
