@@ -51,7 +51,7 @@ class Keys:
 
     def part(self, chosen: Int64) -> Keys:
         """Those at these places, in order."""
-        return part(self, chosen)
+        return take(self, chosen)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -85,7 +85,7 @@ class Outcome:
 
     def part(self, chosen: Int64) -> Outcome:
         """Those at these places, in order."""
-        return part(self, chosen)
+        return take(self, chosen)
 
 
 def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:
@@ -101,7 +101,7 @@ NOTHING: Final = Measured(row=_NONE, action=_NONE, log_us=np.zeros(0), skew=np.z
 _Columns = TypeVar("_Columns", Keys, Measured, Outcome)
 
 
-def part(columns: _Columns, chosen: Bool | Int64) -> _Columns:
+def take(columns: _Columns, chosen: Bool | Int64) -> _Columns:
     """The chosen rows of every column."""
     return type(columns)(**{name: column[chosen] for name, column in vars(columns).items()})
 

@@ -20,7 +20,7 @@ from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_part
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode, relative_cost
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
-from dynamiccl_ray.control.columns import NOTHING, Keys, Measured, Outcome, joined, no_keys, no_outcome, part, salt_of
+from dynamiccl_ray.control.columns import NOTHING, Keys, Measured, Outcome, joined, no_keys, no_outcome, salt_of, take
 from dynamiccl_ray.control.due import Due
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.trigger import Cusum
@@ -109,12 +109,12 @@ class Loop:
 
     def keep(self, rows: Bool) -> None:
         """Forgets all other keys (a mask (K,)), and moves these together."""
-        self.keys, self._outcome = part(self.keys, rows), part(self._outcome, rows)
+        self.keys, self._outcome = take(self.keys, rows), take(self._outcome, rows)
         self.evidence.keep(rows)
         self.cusum.keep(rows)
         for name in (*_COUNTS, "_over", "forbidden"):
             setattr(self, name, getattr(self, name)[rows])
-        left = part(self._pending, rows[self._pending.row])
+        left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
 
     def offer(self, row: int, cost_us: Float32) -> None:
@@ -145,10 +145,10 @@ class Loop:
         current = samples.action == self.wanted[samples.row]
         self.late += int(np.count_nonzero(~current))
         index = np.concatenate([np.full(len(self._pending.row), -1), np.flatnonzero(current)])
-        have = joined(self._pending, part(samples, current))
+        have = joined(self._pending, take(samples, current))
         closing = (self._missing(have) <= 0)[have.row]
-        self._pending = part(have, ~closing)
-        return self._close(part(have, closing), index[closing])
+        self._pending = take(have, ~closing)
+        return self._close(take(have, closing), index[closing])
 
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
@@ -163,7 +163,7 @@ class Loop:
         if not len(samples.row):
             return []
         order = np.argsort(samples.row, kind="stable")
-        samples, index = part(samples, order), index[order]
+        samples, index = take(samples, order), index[order]
         rows, first, counts = np.unique(samples.row, return_index=True, return_counts=True)
         actions = self.wanted[rows]
         # What held one collective up says nothing of its action.
@@ -228,7 +228,7 @@ class Loop:
         self.shifts[rows] += 1
         self._over[rows] = False
         self._outcome.known[rows] = False
-        self._pending = part(self._pending, ~np.isin(self._pending.row, rows))
+        self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
     # -- decisions --
 
@@ -257,7 +257,7 @@ class Loop:
             untried=self._untried(rows, allowed),
             takes=np.where(draw, learning.draw_samples, learning.compare_samples),
             observation=observation,
-            outcome=part(self._outcome, rows),
+            outcome=take(self._outcome, rows),
         )
 
     def decide(self, rows: Int64, actions: Int64) -> None:

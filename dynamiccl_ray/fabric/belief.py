@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.fabric import nccl_constants as nccl
-from dynamiccl_ray.fabric.communicator import Communicator
+from dynamiccl_ray.fabric.communicator import CommunicatorInfo
 from dynamiccl_ray.fabric.speeds import bandwidth_gbps, double, latency_us
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_COLLECTIVES, N_PROTOCOLS, Algorithm, Collective, Protocol
 
@@ -50,7 +50,7 @@ class Belief:
     only ring/simple, at 0 us.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: CommunicatorInfo) -> None:
         """Compute the tables."""
         self.communicator: Final = (comm := communicator)
         ring, tree = comm.graphs[_RING], comm.graphs[_TREE]

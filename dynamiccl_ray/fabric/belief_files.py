@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.fabric.belief import Belief
-from dynamiccl_ray.fabric.communicator import Communicator, Graph
+from dynamiccl_ray.fabric.communicator import CommunicatorInfo, Graph
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol
 
 _flag: Final = {"0": False, "1": True}.__getitem__
@@ -29,7 +29,7 @@ _COLUMNS: Final = ("case", "algo", *_COMMUNICATOR_COLUMNS, *_GRAPH_COLUMNS)
 _ALGORITHMS: Final = {a.name.lower(): a for a in Algorithm}
 
 
-def read_cases(path: Path) -> dict[str, Communicator]:
+def read_cases(path: Path) -> dict[str, CommunicatorInfo]:
     """Communicators by name from a CSV with one row per (case, algorithm), in the file's order.
 
     Raises ValueError, naming the file and the case, for a missing column or value, one that does not parse,
@@ -51,7 +51,7 @@ def read_cases(path: Path) -> dict[str, Communicator]:
     return communicators
 
 
-def _communicator(rows: list[dict[str, str]]) -> Communicator:
+def _communicator(rows: list[dict[str, str]]) -> CommunicatorInfo:
     names = [row["algo"] for row in rows]
     if sorted(names) != sorted(_ALGORITHMS):
         raise ValueError(f"algo is {','.join(names)}; it must be each of {','.join(_ALGORITHMS)} once")
@@ -59,7 +59,7 @@ def _communicator(rows: list[dict[str, str]]) -> Communicator:
     if wrong := [other for other in others if other != shared]:
         raise ValueError(f"rows have {shared} and {wrong[0]}; they must agree")
     graphs = {_ALGORITHMS[row["algo"]]: Graph(**_parse(row, _GRAPH_COLUMNS)) for row in rows}
-    return Communicator(compute_capability=shared.pop("compcap"), graphs=graphs, **shared)
+    return CommunicatorInfo(compute_capability=shared.pop("compcap"), graphs=graphs, **shared)
 
 
 def _parse(row: Mapping[str, str], columns: _Columns) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Graph:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Communicator:
+class CommunicatorInfo:
     """What NCCL's cost model knows about a communicator."""
 
     nodes: int

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dynamiccl_ray.arrays import Float32
 from dynamiccl_ray.fabric import nccl_constants as nccl
-from dynamiccl_ray.fabric.communicator import Communicator
+from dynamiccl_ray.fabric.communicator import CommunicatorInfo
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_COLLECTIVES, N_PROTOCOLS, Algorithm, Collective, Protocol
 
 _ALL_REDUCE, _RING, _TREE = Collective.ALL_REDUCE, Algorithm.RING, Algorithm.TREE
@@ -31,13 +31,13 @@ def double(x: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(x, np.float64)
 
 
-def _steps(comm: Communicator) -> Float32:
+def _steps(comm: CommunicatorInfo) -> Float32:
     """Steps around the ring, and how many of them cross nodes (0 in rooted ones), float32 [2, 5]."""
     r, n = comm.ranks, comm.nodes
     return np.array([[r, r, r - 1, r - 1, 2 * (r - 1)], [0, 0, n - 1, n - 1, 2 * (n - 1)]], np.float32)
 
 
-def bandwidth_gbps(comm: Communicator) -> Float32:
+def bandwidth_gbps(comm: CommunicatorInfo) -> Float32:
     """Algorithm bandwidth, float32 [5, 7, 3]; 0 where not available. Source: src/graph/tuning.cc."""
     gbps = np.zeros((N_COLLECTIVES, N_ALGORITHMS, N_PROTOCOLS), np.float32)
     if comm.ranks == 1:
@@ -112,7 +112,7 @@ def bandwidth_gbps(comm: Communicator) -> Float32:
     return gbps
 
 
-def latency_us(comm: Communicator) -> Float32:
+def latency_us(comm: CommunicatorInfo) -> Float32:
     """Latency of one operation, float32 [5, 7, 3], whether available or not. Source: src/graph/tuning.cc."""
     graphs, nodes, local = comm.graphs, comm.nodes, comm.ranks // comm.nodes
     hops = nodes.bit_length() - 1

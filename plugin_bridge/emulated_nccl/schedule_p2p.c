@@ -102,7 +102,8 @@ static uint32_t rounded_chunk(uint32_t bytes) {
     return power > 3 ? bytes >> (power - 3) << (power - 3) : bytes;
 }
 
-static void plan_direction(const struct comm *comm, struct direction *way, bool to_self, int least, int most) {
+static void plan_direction(const struct comm *comm, struct direction *way, bool to_self, int least,
+                           int most) {
     const struct constants *constants = comm->constants;
     size_t bytes = way->task ? way->task->bytes : 0;
     way->network = !to_self && comm->node_of[way->peer] != comm->node;
