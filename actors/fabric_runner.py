@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
@@ -31,8 +31,16 @@ class Share:
     of: int = 1
 
 
+class FabricEnv(TypedDict):
+    """``config.env_config`` of a ``FabricRunner``."""
+
+    simulation: Callable[[Share], Simulation]
+    """Called for the streams of a share."""
+    seed: int
+
+
 class FabricRunner(PolicyRunner):
-    """``config.env_config``: ``simulation`` (called for the streams of a share) and ``seed``.
+    """``config.env_config`` is a ``FabricEnv``.
 
     One ``sample`` is one round: an episode of every stream of this runner's share, in as many pieces of one size as
     there are learners for each runner. What is drawn depends on the state alone, ``rounds`` and ``stage``, so that a
@@ -41,9 +49,8 @@ class FabricRunner(PolicyRunner):
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        env = config.env_config
-        self._simulation: Callable[[Share], Simulation] = env["simulation"]
-        self._seed: int = env["seed"]
+        env: FabricEnv = config.env_config
+        self._simulation, self._seed = env["simulation"], env["seed"]
         self._pieces = -(-max(1, config.num_learners) // self.share[1])
         self.rounds, self.stage = 0, 0
 

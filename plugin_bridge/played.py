@@ -47,7 +47,7 @@ class Prices:
     oracle_action: Action
     vendor_us: float | None
     """Of the vendor's tuner, where it was measured."""
-    settled_us: Callable[[Action], float | None]
+    in_force_us: Callable[[Action], float | None]
     """Of the action that was in force at the end of the phase; None where the key was not called in it."""
 
 
@@ -144,7 +144,7 @@ class PlayedFabric:
             oracle_us=float(np.nanmin(time_us)),
             oracle_action=Action(pair=int(pair), channels=int(channels)),
             vendor_us=vendor if phase == 0 and np.isfinite(vendor) else None,
-            settled_us=lambda action: float(time_us[action.pair, action.channels]),
+            in_force_us=lambda action: float(time_us[action.pair, action.channels]),
         )
 
     def oracle_us(self, phase: int) -> npt.NDArray[np.float64]:
@@ -261,7 +261,7 @@ def _measured(fabric: MeasuredFabric) -> _Layout:
     base = _surface(measurements, fabric.nodes)
     later = [_phase(measurements, base, event) for event in fabric.events]
     nbytes = measured.playable_keys(base)
-    time_us, sigma = measured.MeasuredFabric(base=base, later=tuple(later)).tables(nbytes)
+    time_us, sigma = measured.PhasedSurface(base=base, later=tuple(later)).tables(nbytes)
     return _Layout(
         belief=p5en_belief(fabric.nodes),
         collective=np.full(len(nbytes), int(Collective.ALL_REDUCE)),
@@ -281,11 +281,11 @@ def _surface(measurements: Any, nodes: int) -> measured.Surface:
     return measured.Surface.of(measurements, selection, p5en_belief(nodes))
 
 
-def _phase(measurements: Any, base: measured.Surface, event: Event) -> measured.Phase:
+def _phase(measurements: Any, base: measured.Surface, event: Event) -> measured.NetworkPhase:
     if event.swap_nodes is not None:
-        return measured.Phase(name=event.name, surface=_surface(measurements, event.swap_nodes))
+        return measured.NetworkPhase(name=event.name, surface=_surface(measurements, event.swap_nodes))
     assert event.link_bandwidth is not None
-    return measured.Phase(
+    return measured.NetworkPhase(
         name=event.name,
         surface=measured.scaled(base, event.link_bandwidth, event.latency),
     )

@@ -231,7 +231,7 @@ class RealPrices:
             oracle_us=best,
             oracle_action=best_action,
             vendor_us=None,
-            settled_us=lambda _: self._price(row, phase, now[-1]) if len(now) else None,
+            in_force_us=lambda _: self._price(row, phase, now[-1]) if len(now) else None,
         )
 
     def _price(self, row: tuple[int, int, int], phase: int, call: Any) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.observation import Context, Topology, encode_context, part
 from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.config.control import Control
-from dynamiccl_ray.control.loop import Drift, Due, Keys, Loop, Measured
+from dynamiccl_ray.control.loop import Drift, Due, Keys, Loop, Measured, Phase
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 MIB = 1 << 20
@@ -106,3 +107,33 @@ def play(
         due = loop.due()
         loop.decide(due.row, due.actions(np.zeros(due.draw.sum(), np.int64) if drawn is None else drawn(due)))
     return alarms
+
+
+# Decisions of ``loop_of`` until a key exploits: those that are drawn, and those that compare.
+DRAWS, COMPARES = 3, 2
+UNTIL_EXPLOIT = 1 + DRAWS + COMPARES
+
+
+def due_rows(loop: Loop) -> list[int]:
+    return loop.due().row.tolist()
+
+
+def exploiting(*parts: Keys, rows: list[int] | None = None, **settings: Any) -> Loop:
+    """All keys, or some rows, exploit pair 1, which takes exp(2.9) us to NCCL's own exp(3)."""
+    loop = loop_of(*parts, **settings)
+    play(loop, UNTIL_EXPLOIT + 6, network(), sigma=0.01, rows=rows, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert (loop.phase[rows or slice(None)] == Phase.EXPLOIT).all()
+    assert (loop.wanted[rows or slice(None)] == pair(1)).all()
+    return loop
+
+
+def network(*slow: int) -> Any:
+    """What each action takes: half as long again on some rows."""
+    return lambda row, action: (2.9 if action == pair(1) else 3.0) + 0.4 * (row in slow)
+
+
+def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
+    file = io.BytesIO()
+    np.savez(file, **state)
+    file.seek(0)
+    return dict(np.load(file, allow_pickle=False))

@@ -1,8 +1,9 @@
-"""In-band agreement under a real DDP job: whatever happens to the control plane, no call of a communicator has two tables,
-and training is what it is without us."""
+"""In-band agreement under a real DDP job: whatever happens to the control plane, no call of a communicator has two
+tables, and training is what it is without us."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -88,7 +89,7 @@ def finished(processes: list[subprocess.Popen[bytes]], out: Path) -> list[dict[s
 def switches(told: list[list[int]]) -> int:
     """Tables that were in force; the first key's calls tell them apart."""
     first = [tuple(of) for of in told[::4]]
-    return sum(a != b for a, b in zip(first, first[1:], strict=False))
+    return sum(a != b for a, b in itertools.pairwise(first))
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Section measure: NCCL's default, what the loop settles on, and the best static choice, by the evaluation protocol.
+"""Section measure: NCCL's default, the end of the loop, and the best static choice, by the evaluation protocol.
 
 Ten collectives of each key warm up and a hundred are measured, in five runs. A run has processes of its own, and in
 it the three choices take turns key by key, in another order every time.

@@ -22,9 +22,9 @@ from dynamiccl_ray.knobs import CHANNEL_VALUES
 from dynamiccl_ray.plugin_bridge.channel import segments
 
 DRAWN_SHARE: Final = 0.4
-"""Of a key's collectives, those of drawn decisions; as many compare what contends, and the rest settles it."""
-SETTLED_ROUNDS: Final = 3
-"""Of exploitation before the loop ends: what is in force then is what it settled on."""
+"""Of a key's collectives, those of drawn decisions; as many compare what contends, and the rest exploits the best."""
+EXPLOIT_ROUNDS: Final = 3
+"""Of exploitation before the loop ends: what is in force then is what it chose."""
 START_S: Final = 180.0
 END_S: Final = 120.0
 
@@ -59,7 +59,7 @@ def experiment(
         "actions": {"channels": [count for count in CHANNEL_VALUES if count <= most_channels]},
         "control": {"learning": learning(per_key)},
         "ray": {"ranks_per_actor": max(1, ranks)},
-        "stop": {"exploit_rounds_after_last_event": SETTLED_ROUNDS},
+        "stop": {"exploit_rounds_after_last_event": EXPLOIT_ROUNDS},
     }
 
 

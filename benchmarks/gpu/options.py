@@ -17,7 +17,7 @@ RANKS_ON_ONE_GPU: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What was asked for; ``ranks`` is settled once the GPUs are known."""
+    """What was asked for; ``ranks`` is chosen once the GPUs are known."""
 
     out: Path
     sections: tuple[str, ...]
@@ -69,7 +69,7 @@ def parse(arguments: list[str] | None = None) -> Options:
     return Options(sections=tuple(name for name in SECTIONS if name in asked), **given)
 
 
-def settled_ranks(asked: int | None, gpus: int) -> int:
+def ranks_for(asked: int | None, gpus: int) -> int:
     """How many ranks run on ``gpus`` GPUs. Raises ConfigError where the number asked for cannot."""
     ranks = asked if asked is not None else (RANKS_ON_ONE_GPU if gpus <= 1 else min(gpus, MOST_RANKS))
     if not 2 <= ranks <= MOST_RANKS:

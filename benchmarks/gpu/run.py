@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:] = [str(ROOT), *(entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).parent)]
 
 from benchmarks.gpu import machine, report  # noqa: E402
-from benchmarks.gpu.options import Options, parse, settled_ranks  # noqa: E402
+from benchmarks.gpu.options import Options, parse, ranks_for  # noqa: E402
 from dynamiccl_ray.errors import ConfigError, DynamicclError  # noqa: E402
 
 
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         if why is not None:
             print(json.dumps({"skipped": why}) if options.as_json else f"skipped: {why}")
             return 0
-        return run(options, facts, settled_ranks(options.ranks, len(facts["gpus"])))
+        return run(options, facts, ranks_for(options.ranks, len(facts["gpus"])))
     except (DynamicclError, ValueError) as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
@@ -47,7 +47,7 @@ def dry_run(options: Options) -> int:
     """Prints the plan. NCCL is not asked what it offers, so a usual set is assumed."""
     from benchmarks.gpu import plan
 
-    one = settled_ranks(options.ranks, 1)
+    one = ranks_for(options.ranks, 1)
     lines = plan.outline(one, quick=options.quick, sections=options.sections, runs=options.runs)
     print(json.dumps({"plan": lines}, indent=1) if options.as_json else "\n".join(lines))
     return 0

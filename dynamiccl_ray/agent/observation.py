@@ -65,7 +65,7 @@ class Topology(Section):
     library: Library = "nccl"
 
 
-class Workload(Section):
+class WorkloadContext(Section):
     """What the job does around its collectives."""
 
     sync: SyncMode = "bsp"
@@ -111,7 +111,7 @@ class Context(Section):
     """Everything that does not change while a communicator lives."""
 
     topology: Topology
-    workload: Workload = Workload()
+    workload: WorkloadContext = WorkloadContext()
     scheduler: Scheduler = Scheduler()
     llm: Llm = Llm()
 

@@ -106,7 +106,7 @@ class PolicyNetwork(nn.Module):
         available, cost, best, sure = (pairs[..., i] for i in range(4))
         believed = cost * (sure == 0)
         score = self.score(x).squeeze(-1) - TIME_SCALE * self.cost_weight * believed
-        return self._settle(obs, score, best, sure, available > 0, 0), x
+        return self._log_probs(obs, score, best, sure, available > 0, 0), x
 
     def given(self, obs: Tensor, x: Tensor, pair: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities of channels and of chunks given pairs, (B, T, N, N_CHANNELS) and (B, T, N, N_CHUNKS).
@@ -123,10 +123,10 @@ class PolicyNetwork(nn.Module):
                 evidence = _rows(evidence.flatten(-2), pair).reshape(*pair.shape, -1, 2)
                 valid = _rows(valid, pair)
             own = torch.cat([score[..., :1] + self.own[i], score[..., 1:]], -1)
-            out.append(self._settle(obs, own, evidence[..., 0], evidence[..., 1], valid > 0, 1 + i))
+            out.append(self._log_probs(obs, own, evidence[..., 0], evidence[..., 1], valid > 0, 1 + i))
         return out[0], out[1]
 
-    def _settle(self, obs: Tensor, score: Tensor, time: Tensor, sure: Tensor, valid: Tensor, head: int) -> Tensor:
+    def _log_probs(self, obs: Tensor, score: Tensor, time: Tensor, sure: Tensor, valid: Tensor, head: int) -> Tensor:
         """Log-probabilities (..., V) of a head's values by their scores and what was measured of them."""
         cooling = 1 / (1 + part(obs, "heat"))
         cooling = cooling.unsqueeze(-1) if score.dim() > cooling.dim() else cooling

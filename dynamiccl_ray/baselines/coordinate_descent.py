@@ -44,7 +44,7 @@ class CoordinateDescent(Method):
         self._last_log: Final = np.full(k, np.inf)
         self._moved: Final = np.zeros(k, np.bool_)
         # Coordinates along which the lowest point is known to be lowest.
-        self._settled: Final = np.zeros(k, np.int64)
+        self._axes_done: Final = np.zeros(k, np.int64)
         self._first: Final = np.ones(k, np.bool_)
         # What is measured now, and the best of all subspaces.
         self._trial: Final = np.full(k, OWN_ACTION)
@@ -99,15 +99,15 @@ class CoordinateDescent(Method):
 
     def _turn(self, keys: Int64) -> None:
         """The search along a coordinate is over."""
-        self._settled[keys] = np.where(self._moved[keys], 1, self._settled[keys] + 1)
+        self._axes_done[keys] = np.where(self._moved[keys], 1, self._axes_done[keys] + 1)
         self._moved[keys] = False
         self._axis[keys] = 1 - self._axis[keys]
         self._at[keys] = _LENGTH[self._axis[keys]]
         self._last_log[keys] = np.inf
-        out = keys[self._settled[keys] == len(_LENGTH)]
+        out = keys[self._axes_done[keys] == len(_LENGTH)]
         later = self._grid[out, :, 0, 0] & (np.arange(N_PAIRS) > self._pair[out, None])
         self._done[out[~later.any(-1)]] = True
         out, later = out[later.any(-1)], later[later.any(-1)]
         self._pair[out] = later.argmax(-1)
         self._trial[out] = flat_action(self._pair[out], 0, 0)
-        self._axis[out], self._at[out], self._settled[out], self._first[out] = 0, N_CHANNELS, 0, True
+        self._axis[out], self._at[out], self._axes_done[out], self._first[out] = 0, N_CHANNELS, 0, True

@@ -11,7 +11,7 @@ import yaml
 from numpy.typing import NDArray
 
 from dynamiccl_ray.calibration.fit import fit
-from dynamiccl_ray.calibration.model import Curve, Rows, corrections, curves_of, variants_of
+from dynamiccl_ray.calibration.model import RatioCurve, Rows, corrections, curves_of, variants_of
 from dynamiccl_ray.calibration.samples import Machine
 from dynamiccl_ray.calibration.spikes import spikes
 from dynamiccl_ray.errors import ConfigError
@@ -22,7 +22,7 @@ Float64 = NDArray[np.float64]
 
 
 class CurveYaml(Section):
-    """``model.Curve``."""
+    """``model.RatioCurve``."""
 
     variant: str
     collective: int
@@ -91,7 +91,7 @@ class Calibrated(Section):
     def corrected_us(self, machine: Machine, physics_us: Float64) -> Float64:
         """(rows,) times of ``physics_us`` with what the equations leave put back."""
         curves = [
-            Curve(**{**dict(c), "log2_bytes": np.array(c.log2_bytes), "log_ratio": np.array(c.log_ratio)})
+            RatioCurve(**{**dict(c), "log2_bytes": np.array(c.log2_bytes), "log_ratio": np.array(c.log_ratio)})
             for c in self.curves
         ]
         return np.asarray(physics_us * np.exp(corrections(machine, curves, self.variants)))

@@ -75,7 +75,7 @@ def at_scale(cluster: Cluster, gpus_per_node: int) -> Cluster:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Curve:
+class RatioCurve:
     """Log of measured over modelled time by size, of one setting at one scale."""
 
     variant: str
@@ -98,7 +98,7 @@ class Curve:
         return np.asarray(apart + beyond**2)
 
 
-def curves_of(machine: Machine, modelled_us: Float64, variants: dict[str, str]) -> list[Curve]:
+def curves_of(machine: Machine, modelled_us: Float64, variants: dict[str, str]) -> list[RatioCurve]:
     """What the model leaves of the rows, medians over repeats."""
     log_ratio = np.log(machine.time_us / modelled_us)
     cells: dict[tuple[str, int, str, int, int], dict[int, list[float]]] = {}
@@ -114,7 +114,7 @@ def curves_of(machine: Machine, modelled_us: Float64, variants: dict[str, str]) 
     ):
         cells.setdefault(tuple(key), {}).setdefault(size, []).append(ratio)
     return [
-        Curve(
+        RatioCurve(
             variant=variant,
             collective=collective,
             setting=setting,
@@ -127,13 +127,13 @@ def curves_of(machine: Machine, modelled_us: Float64, variants: dict[str, str]) 
     ]
 
 
-def corrections(machine: Machine, curves: list[Curve], variants: dict[str, str]) -> Float64:
+def corrections(machine: Machine, curves: list[RatioCurve], variants: dict[str, str]) -> Float64:
     """(rows,) logs to add to the modelled ones; 0 for a setting that was never measured.
 
     Between and beyond the measured scales the curves are weighted by the inverse fourth power of their distance
     (Shepard 1968), so that a scale that was measured keeps its own curve.
     """
-    known: dict[tuple[str, int, str], list[Curve]] = {}
+    known: dict[tuple[str, int, str], list[RatioCurve]] = {}
     for curve in curves:
         known.setdefault((curve.variant, curve.collective, curve.setting), []).append(curve)
     usual = _usual(curves)
@@ -154,7 +154,7 @@ def corrections(machine: Machine, curves: list[Curve], variants: dict[str, str])
     return logs
 
 
-def _usual(curves: list[Curve]) -> str:
+def _usual(curves: list[RatioCurve]) -> str:
     """The variant that most was measured of."""
     counts: dict[str, int] = {}
     for curve in curves:

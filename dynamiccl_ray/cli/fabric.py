@@ -27,7 +27,7 @@ def fabric_belief(
     as_json: AsJson = False,
 ) -> None:
     """NCCL's own predictions and choices for communicators that a CSV describes."""
-    from dynamiccl_ray.fabric.belief import write_belief
+    from dynamiccl_ray.fabric.belief_files import write_belief
 
     try:
         write_belief(cases, out)

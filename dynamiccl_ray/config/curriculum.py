@@ -13,8 +13,7 @@ from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.presets import find_cluster
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Section, Share, read_yaml
-from dynamiccl_ray.settings import Ppo as CommonPpo
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, Share, read_yaml
 
 
 def _cluster(given: Any, info: ValidationInfo) -> Any:
@@ -66,7 +65,7 @@ class Stage(Section):
         return self
 
 
-class Ppo(CommonPpo):
+class CurriculumPpo(Ppo):
     """PPO and its teacher. Schedules run from the first round of the curriculum over ``rounds``, then stay."""
 
     lr: Positive = 3e-3
@@ -114,7 +113,7 @@ class Curriculum(Section):
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     held_out: Annotated[tuple[Place, ...], Field(min_length=1)]
     """Places that no stage has: never learned from."""
-    ppo: Ppo = Ppo()
+    ppo: CurriculumPpo = CurriculumPpo()
     reward: Reward = Reward()
     control: Control = Control()
     """The loop that the policy is trained for, as beside a job."""

@@ -13,7 +13,15 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from dynamiccl_ray.agent.observation import InterLink, IntraLink, Library, Llm, Scheduler, TopologyClass, Workload
+from dynamiccl_ray.agent.observation import (
+    InterLink,
+    IntraLink,
+    Library,
+    Llm,
+    Scheduler,
+    TopologyClass,
+    WorkloadContext,
+)
 from dynamiccl_ray.agent.reward import Reward
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.errors import ConfigError
@@ -364,7 +372,7 @@ class Online(Section):
     job: str = "default"
     """DYNAMICCL_JOB_ID of the training processes."""
     fabric: Annotated[MeasuredFabric | EmulatedFabric | RealNcclFabric | NcclFabric, Field(discriminator="kind")]
-    workload: Workload = Workload()
+    workload: WorkloadContext = WorkloadContext()
     """What the job does around its collectives, as far as it is known."""
     scheduler: Scheduler = Scheduler()
     llm: Llm = Llm()

@@ -10,22 +10,23 @@ that are to be drawn (``drawing.py``), and says what was decided (``decide``).
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.agent.observation import SIZE, STATIC_SIZE, KeyView, encode, relative_cost
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, UInt64
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.agent.observation import SIZE, KeyView, encode, relative_cost
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.control.columns import NOTHING, Keys, Measured, Outcome, joined, no_keys, no_outcome, salt_of, take
+from dynamiccl_ray.control.due import Due
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.trigger import Cusum
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
+
+__all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "salt_of"]
 
 # Collectives of an action before drift is looked for in further ones.
 _KNOWN: Final = 8
@@ -50,136 +51,6 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Keys:
-    """What never changes of some keys; N of them."""
-
-    group: Int64
-    """(N,) number of the key's communicator: keys of one lend each other what they measure."""
-    identity: UInt64
-    """(N,) the same for as long as the key lives, and no other's."""
-    salt: UInt64
-    """(N,) what the key's draws depend on, beside the seed and its decisions."""
-    collective: Int64
-    """(N,) NCCL's function number."""
-    nbytes: Int64
-    """(N,)"""
-    pipelined: Bool
-    """(N,)"""
-    cost: Float32
-    """(N, N_PAIRS) log of NCCL's predicted cost over its cheapest; 0 where there is none."""
-    channels: Bool
-    """(N, N_PAIRS, N_CHANNELS) what may be chosen."""
-    chunks: Bool
-    """(N, N_PAIRS, N_CHUNKS)"""
-    context: Float32
-    """(N, STATIC_SIZE) what is known of the communicator, encoded."""
-
-    def __len__(self) -> int:
-        return len(self.nbytes)
-
-    @staticmethod
-    def join(parts: Sequence[Keys]) -> Keys:
-        """One after the other."""
-        return functools.reduce(_joined, parts, _no_keys())
-
-    def part(self, chosen: Int64) -> Keys:
-        """Those at these places, in order."""
-        return _part(self, chosen)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Measured:
-    """N collectives, in the order in which they ran."""
-
-    row: Int64
-    """(N,)"""
-    action: Int64
-    """(N,) flat, that was in force."""
-    log_us: Float64
-    """(N,)"""
-    skew: Float64
-    """(N,) log of the slowest rank's time over the fastest's."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Outcome:
-    """What came of the decisions that are over; R of them."""
-
-    known: Bool
-    """(R,) whether there was a decision to judge: not of a baseline, and of nothing that a shift cut short."""
-    log_speedup: Float64
-    """(R,) log of the baseline over the mean time."""
-    switched: Bool
-    """(R,) the action was not the one before it."""
-    probed: Bool
-    """(R,) the action had never been tried on the key."""
-    congestion: Float64
-    """(R,) log of the mean time over the least of any decision since the last shift."""
-
-    def part(self, chosen: Int64) -> Outcome:
-        """Those at these places, in order."""
-        return _part(self, chosen)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Due:
-    """Keys whose decision is over, and that need another; R of them."""
-
-    row: Int64
-    """(R,) ascending."""
-    identity: UInt64
-    salt: UInt64
-    """(R,) see ``Keys``."""
-    ordinal: Int64
-    """(R,) decisions since the key began to learn."""
-    shifts: Int64
-    """(R,) how often it has begun anew."""
-    draw: Bool
-    """(R,) whether the policy decides."""
-    fixed: Int64
-    """(R,) flat action where it does not: of what may be the best, what was measured least; in the end the best. And
-    where it does, the best, in place of what is behind."""
-    behind: Int64
-    """(N, 2) index into these R, and a flat action that was measured and is behind the best with confidence."""
-    known: Int64
-    """(M, 2) the same of actions that were measured often."""
-    untried: Int64
-    """(R,) a flat action of a pair that was not measured yet, and that NCCL believes in; -1 where there is none."""
-    takes: Int64
-    """(R,) samples that the decision will take."""
-    observation: Float32
-    """(R, observation.SIZE) before and after each decision that is drawn; else 0."""
-    outcome: Outcome
-
-    def part(self, chosen: Int64) -> Due:
-        """Those at these places, in order."""
-        columns = {name: getattr(self, name)[chosen] for name in _OF_DUE}
-        back = np.full(len(self.row), -1)
-        back[chosen] = np.arange(len(chosen))
-        of_part = {}
-        for name in ("behind", "known"):
-            pairs = getattr(self, name)
-            kept = pairs[back[pairs[:, 0]] >= 0]
-            of_part[name] = np.stack([back[kept[:, 0]], kept[:, 1]], -1)
-        return Due(**columns, **of_part, outcome=_part(self.outcome, chosen))
-
-    def actions(self, drawn: Int64) -> Int64:
-        """(R,) what is decided where the policy has drawn flat actions for those keys that it decides, in order.
-
-        A draw that would only repeat what is known goes to a pair that nobody has tried: however sure a policy is, it
-        may never have seen a machine like this one.
-        """
-        wanted = self.fixed.copy()
-        wanted[self.draw] = drawn
-        behind = self.behind[wanted[self.behind[:, 0]] == self.behind[:, 1], 0]
-        wanted[behind] = self.fixed[behind]
-        known = self.known[wanted[self.known[:, 0]] == self.known[:, 1], 0]
-        known = known[self.draw[known] & (self.untried[known] >= 0)]
-        wanted[known] = self.untried[known]
-        return wanted
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Drift:
     """Drift found on a key."""
 
@@ -188,19 +59,12 @@ class Drift:
     """Index, among what was observed, of the collective that raised it; -1 for one that was observed before."""
 
 
-def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:
-    """(N,) what the draws of a communicator's keys depend on: communicators of one shape draw alike, in whichever order
-    they come.
-    """
-    return np.asarray(keys, np.uint64) + np.uint64((ranks << 40) + (nodes << 16))
-
-
 class Loop:
     """K keys; ``wanted`` (K,) has the flat action of each."""
 
     def __init__(self, control: Control) -> None:
         self.control: Final = control
-        self.keys = _no_keys()
+        self.keys = no_keys()
         self.evidence = Evidence()
         self.cusum = Cusum(control.trigger.arl0)
         self.phase = np.zeros(0, np.int64)
@@ -223,8 +87,8 @@ class Loop:
         self._watched = np.zeros(0, np.int64)
         self._alarm_at = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
-        self._outcome = _no_outcome(0)
-        self._pending = _NOTHING
+        self._outcome = no_outcome(0)
+        self._pending = NOTHING
 
     def __len__(self) -> int:
         return len(self.phase)
@@ -234,23 +98,23 @@ class Loop:
     def grow(self, keys: Keys) -> None:
         """New keys, behind those that are there; each begins with NCCL's own choice."""
         n = len(keys)
-        self.keys = _joined(self.keys, keys)
+        self.keys = joined(self.keys, keys)
         self.evidence.grow(keys.group, keys.collective, keys.nbytes)
         self.cusum.grow(n)
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
         self.forbidden = np.append(self.forbidden, np.zeros((n, N_PAIRS, N_CHANNELS), np.bool_), 0)
-        self._outcome = _joined(self._outcome, _no_outcome(n))
+        self._outcome = joined(self._outcome, no_outcome(n))
 
     def keep(self, rows: Bool) -> None:
         """Forgets all other keys (a mask (K,)), and moves these together."""
-        self.keys, self._outcome = _part(self.keys, rows), _part(self._outcome, rows)
+        self.keys, self._outcome = take(self.keys, rows), take(self._outcome, rows)
         self.evidence.keep(rows)
         self.cusum.keep(rows)
         for name in (*_COUNTS, "_over", "forbidden"):
             setattr(self, name, getattr(self, name)[rows])
-        left = _part(self._pending, rows[self._pending.row])
+        left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
 
     def offer(self, row: int, cost_us: Float32) -> None:
@@ -281,10 +145,10 @@ class Loop:
         current = samples.action == self.wanted[samples.row]
         self.late += int(np.count_nonzero(~current))
         index = np.concatenate([np.full(len(self._pending.row), -1), np.flatnonzero(current)])
-        have = _joined(self._pending, _part(samples, current))
+        have = joined(self._pending, take(samples, current))
         closing = (self._missing(have) <= 0)[have.row]
-        self._pending = _part(have, ~closing)
-        return self._close(_part(have, closing), index[closing])
+        self._pending = take(have, ~closing)
+        return self._close(take(have, closing), index[closing])
 
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
@@ -299,7 +163,7 @@ class Loop:
         if not len(samples.row):
             return []
         order = np.argsort(samples.row, kind="stable")
-        samples, index = _part(samples, order), index[order]
+        samples, index = take(samples, order), index[order]
         rows, first, counts = np.unique(samples.row, return_index=True, return_counts=True)
         actions = self.wanted[rows]
         # What held one collective up says nothing of its action.
@@ -364,7 +228,7 @@ class Loop:
         self.shifts[rows] += 1
         self._over[rows] = False
         self._outcome.known[rows] = False
-        self._pending = _part(self._pending, ~np.isin(self._pending.row, rows))
+        self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
     # -- decisions --
 
@@ -393,7 +257,7 @@ class Loop:
             untried=self._untried(rows, allowed),
             takes=np.where(draw, learning.draw_samples, learning.compare_samples),
             observation=observation,
-            outcome=_part(self._outcome, rows),
+            outcome=take(self._outcome, rows),
         )
 
     def decide(self, rows: Int64, actions: Int64) -> None:
@@ -405,8 +269,8 @@ class Loop:
         self._outcome.known[rows] = False
         learning = self.control.learning
         again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
-        settled = self.decisions[rows] > learning.draws + learning.compares
-        self.phase[rows] = np.where(settled, Phase.EXPLOIT, again)
+        compared = self.decisions[rows] > learning.draws + learning.compares
+        self.phase[rows] = np.where(compared, Phase.EXPLOIT, again)
 
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
@@ -482,40 +346,6 @@ _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_watched": OWN_ACTION, "_alarm_at": -(1 << 62),
 }  # fmt: skip
-_OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "untried", "takes", "observation")
-_NONE: Final = np.zeros(0, np.int64)
-_NOTHING: Final = Measured(row=_NONE, action=_NONE, log_us=np.zeros(0), skew=np.zeros(0))
-
-_Columns = TypeVar("_Columns", Keys, Measured, Outcome)
-
-
-def _part(columns: _Columns, chosen: Bool | Int64) -> _Columns:
-    """The chosen rows of every column."""
-    return type(columns)(**{name: column[chosen] for name, column in vars(columns).items()})
-
-
-def _joined(columns: _Columns, more: _Columns) -> _Columns:
-    return type(columns)(**{k: np.concatenate([v, getattr(more, k)]) for k, v in vars(columns).items()})
-
-
-def _no_keys() -> Keys:
-    return Keys(
-        group=_NONE,
-        identity=np.zeros(0, np.uint64),
-        salt=np.zeros(0, np.uint64),
-        collective=_NONE,
-        nbytes=_NONE,
-        pipelined=np.zeros(0, np.bool_),
-        cost=np.zeros((0, N_PAIRS), np.float32),
-        channels=np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_),
-        chunks=np.zeros((0, N_PAIRS, N_CHUNKS), np.bool_),
-        context=np.zeros((0, STATIC_SIZE), np.float32),
-    )
-
-
-def _no_outcome(n: int) -> Outcome:
-    no = np.zeros(n, np.bool_)
-    return Outcome(known=no, log_speedup=np.zeros(n), switched=no.copy(), probed=no.copy(), congestion=np.zeros(n))
 
 
 def _known(x: Float64) -> Float32:

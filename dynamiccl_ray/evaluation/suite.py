@@ -173,7 +173,7 @@ def _tiers(
             traces = play(scenario, methods[name], procedure)
             rows += key_rows(traces, procedure)
         # The subject's, which is the last.
-        chosen = settled(traces[0], procedure.measured)
+        chosen = most_chosen(traces[0], procedure.measured)
         for k, nbytes in enumerate(TIER_BYTES):
             best = scenario.oracle_us[0, k]
             decisions.append(
@@ -192,7 +192,7 @@ def _tiers(
     return statistics, decisions
 
 
-def settled(trace: Trace, last: int) -> NDArray[np.int64]:
+def most_chosen(trace: Trace, last: int) -> NDArray[np.int64]:
     """(K,) the flat action that was chosen most often in the last steps."""
     return np.array([np.bincount(column).argmax() for column in trace.actions[-last:].T], np.int64)
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dynamiccl_ray.fabric.belief import Belief, Communicator, Graph
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.communicator import CommunicatorInfo, Graph
 from dynamiccl_ray.knobs import Algorithm
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_yaml
 
@@ -81,7 +82,7 @@ class Group(Section):
     """Added to a hop that leaves the group."""
 
 
-class Topology(Section):
+class NodeTopology(Section):
     """How the nodes' switches are connected, where that is not a fat-tree."""
 
     kind: TopologyClass = "fat-tree"
@@ -166,7 +167,7 @@ class Cluster(Section):
     """Absent: only one node can be played."""
     groups: tuple[Group, ...] = ()
     """From the smallest up."""
-    topology: Topology = Topology()
+    topology: NodeTopology = NodeTopology()
     nvls: Nvls | None = None
     in_network: InNetwork | None = None
     launch_us: Positive
@@ -222,7 +223,7 @@ class Cluster(Section):
         graphs[Algorithm.NVLS] = graphs[Algorithm.NVLS_TREE] = self._graph(believed.nvls, nodes)
         graphs[Algorithm.COLLNET_DIRECT] = graphs[Algorithm.COLLNET_CHAIN] = self._graph(believed.collnet, nodes)
         return Belief(
-            Communicator(
+            CommunicatorInfo(
                 nodes=nodes,
                 ranks=nodes * self.gpus_per_node,
                 compute_capability=believed.compute_capability,

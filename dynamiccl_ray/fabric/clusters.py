@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from dynamiccl_ray.fabric.belief import Belief, Communicator, Graph
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.communicator import CommunicatorInfo, Graph
 from dynamiccl_ray.fabric.measured import Selection, Surface, read_measurements
 from dynamiccl_ray.fabric.nccl_constants import PATH_NVL, PATH_PXN
 from dynamiccl_ray.knobs import Algorithm, Collective
@@ -67,7 +68,7 @@ def p5en_belief(nodes: int) -> Belief:
     graphs[Algorithm.TREE] = graph(48, 24 if nodes > 2 else 48)
     graphs[Algorithm.NVLS] = graphs[Algorithm.NVLS_TREE] = graph(40, 40)
     return Belief(
-        Communicator(
+        CommunicatorInfo(
             nodes=nodes,
             ranks=P5EN_GPUS * nodes,
             compute_capability=90,

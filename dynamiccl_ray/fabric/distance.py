@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamiccl_ray.fabric.cluster_config import Topology
+from dynamiccl_ray.fabric.cluster_config import NodeTopology
 
 Int64 = NDArray[np.int64]
 
@@ -25,7 +25,7 @@ class Stretch:
 DIRECT = Stretch(mean=1.0, extra_hops=0.0)
 
 
-def tree_stretch(topology: Topology, nodes: int) -> Stretch:
+def tree_stretch(topology: NodeTopology, nodes: int) -> Stretch:
     """Of a binary tree over the nodes in order, up and down: node i talks to i +- 2^k, where 2^k divides i.
 
     A ring takes neighbours in order, so its stretch is 1 wherever a Hamiltonian cycle exists.
@@ -43,7 +43,7 @@ def tree_stretch(topology: Topology, nodes: int) -> Stretch:
     return Stretch(mean=float(np.concatenate(lengths).mean()), extra_hops=2 * longest)
 
 
-def all_to_all_stretch(topology: Topology, nodes: int) -> Stretch:
+def all_to_all_stretch(topology: NodeTopology, nodes: int) -> Stretch:
     """Of messages between nodes at all powers of two of distance, as in recursive doubling and PAT."""
     if topology.kind == "fat-tree" or nodes < 3:
         return DIRECT
@@ -53,7 +53,7 @@ def all_to_all_stretch(topology: Topology, nodes: int) -> Stretch:
     return Stretch(mean=float(distances.mean()), extra_hops=float((distances.max(1) - 1).sum()))
 
 
-def _distance(topology: Topology, a: Int64, b: Int64) -> Int64:
+def _distance(topology: NodeTopology, a: Int64, b: Int64) -> Int64:
     """Links between nodes ``a`` and ``b``, in row-major order; at least 1. Beyond the dims, nodes wrap around."""
     if topology.kind == "torus":
         hops = np.zeros(len(a), np.int64)

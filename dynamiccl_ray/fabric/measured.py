@@ -29,9 +29,9 @@ from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
 
 __all__ = [
-    "MeasuredFabric",
     "Measurements",
-    "Phase",
+    "NetworkPhase",
+    "PhasedSurface",
     "Selection",
     "Surface",
     "oracle",
@@ -211,7 +211,7 @@ def scaled(surface: Surface, link_bandwidth: float, latency: float = 1.0) -> Sur
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Phase:
+class NetworkPhase:
     """A state of the network: the base, ``scaled``, or another selection in its place."""
 
     name: str
@@ -219,12 +219,12 @@ class Phase:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class MeasuredFabric:
+class PhasedSurface:
     """What an emulated job plays: a base surface and the phases that may follow it."""
 
     base: Surface
     """Phase 0."""
-    later: tuple[Phase, ...] = ()
+    later: tuple[NetworkPhase, ...] = ()
     """Phases 1 and on."""
 
     def __post_init__(self) -> None:
@@ -237,9 +237,9 @@ class MeasuredFabric:
                 )
 
     @property
-    def phases(self) -> tuple[Phase, ...]:
+    def phases(self) -> tuple[NetworkPhase, ...]:
         """All phases, the base first."""
-        return (Phase(name="base", surface=self.base), *self.later)
+        return (NetworkPhase(name="base", surface=self.base), *self.later)
 
     def tables(self, nbytes: ArrayLike) -> tuple[Float64, Float64]:
         """Median times in us and standard deviations of their logs for sizes (K,): each (phases, K, 22, 9).

@@ -70,7 +70,7 @@ def findings(row: Mapping[str, Any]) -> list[str]:
     """A split in words: what was gained, what it cost, and where the policy loses."""
     policy, default, regret = row["geomean_vs_oracle"], row["default_vs_oracle"], row["regret"]
     said = [
-        f"Settled, collectives take {policy:.3f} times the best configuration's time; NCCL's own choice takes "
+        f"In the end, collectives take {policy:.3f} times the best configuration's time; NCCL's own choice takes "
         f"{default:.3f} (geometric means over keys). {_gap(row['gap_closed'])}"
     ]
     vendor = row.get("vendor_vs_oracle")

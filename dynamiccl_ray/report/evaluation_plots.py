@@ -51,7 +51,7 @@ def speedup_by_size(rows: Mapping[str, Sequence[Mapping[str, Any]]]) -> bytes:
 
 
 def decision_map(traces: Sequence[Trace], name: str, collective: Collective, measured: int) -> bytes:
-    """PNG: the pairs that a method settled on, the oracle's and NCCL's, over sizes and nodes.
+    """PNG: the pairs that a method chose in the end, the oracle's and NCCL's, over sizes and nodes.
 
     One trace for each number of nodes of a cluster; what counts is the most frequent pair of the last ``measured``
     steps, in the last phase. A method that leaves a key to NCCL has NCCL's pair. Raises ValueError where no trace has
@@ -122,7 +122,7 @@ def _map(traces: Sequence[Trace], name: str, collective: Collective, measured: i
         known = sorted({Collective(int(c)).name.lower() for t in traces for c in t.scenario.collective})
         raise ValueError(f"no trace has {collective.name.lower()}; there are {', '.join(known)}")
     maps = {
-        name: [_settled(t, measured) for t in traces],
+        name: [_most_chosen(t, measured) for t in traces],
         "oracle": [action_parts(t.scenario.oracle[t.phases[-1]])[0] for t in traces],
         "nccl": [np.full(len(t.scenario.nbytes), OWN_PAIR) for t in traces],
     }
@@ -144,7 +144,7 @@ def _map(traces: Sequence[Trace], name: str, collective: Collective, measured: i
     return figure
 
 
-def _settled(trace: Trace, measured: int) -> NDArray[np.int64]:
+def _most_chosen(trace: Trace, measured: int) -> NDArray[np.int64]:
     """(K,) the pair that was chosen most often in the last ``measured`` steps."""
     pairs = action_parts(trace.actions[-measured:])[0]
     values = np.unique(pairs)

@@ -22,7 +22,7 @@ from dynamiccl_ray.agent.observation import (
     Parallelism,
     Scheduler,
     SyncMode,
-    Workload,
+    WorkloadContext,
 )
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics, Failures, Tail
@@ -166,13 +166,13 @@ def _loads(
 
 def _about(
     rng: np.random.Generator, s: Sampling, purpose: Parallelism, compression: Compression, rate: float
-) -> dict[str, Workload | Scheduler | Llm]:
+) -> dict[str, WorkloadContext | Scheduler | Llm]:
     """What the job says of itself; of no effect on times beyond the sizes that compression leaves."""
     sync = s.sync[int(rng.integers(len(s.sync)))]
     intensity, batch = float(np.exp(rng.uniform(np.log(100), np.log(1000)))), float(2 ** rng.integers(0, 8))
     in_stages = purpose in ("pp", "3d")
     return {
-        "workload": Workload(
+        "workload": WorkloadContext(
             sync=sync,
             tau=int(2 ** rng.integers(1, 7)) if sync in ("ssp", "local-sgd", "hybrid", "fedavg") else 1,
             compression=compression,

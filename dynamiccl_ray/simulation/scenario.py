@@ -21,7 +21,7 @@ from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
-from dynamiccl_ray.fabric.measured import MeasuredFabric
+from dynamiccl_ray.fabric.measured import PhasedSurface
 from dynamiccl_ray.fabric.physics import BUFFER_BYTES, Physics
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
 
@@ -164,7 +164,7 @@ def modelled(
 
 
 def measured(
-    fabric: MeasuredFabric,
+    fabric: PhasedSurface,
     nbytes: ArrayLike,
     *,
     topology: Topology,
@@ -173,7 +173,7 @@ def measured(
 ) -> Scenario:
     """Sizes (K,) of one collective on measured surfaces; NCCL's own chunk only, one phase for each of the fabric's.
 
-    The noise is the median over all that was measured. Raises what ``MeasuredFabric.tables`` does.
+    The noise is the median over all that was measured. Raises what ``PhasedSurface.tables`` does.
     """
     sizes = np.asarray(nbytes, np.int64)
     time_us, sigma = fabric.tables(sizes)

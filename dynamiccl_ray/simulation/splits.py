@@ -11,7 +11,7 @@ from dynamiccl_ray.config.curriculum import Curriculum, Stage
 from dynamiccl_ray.fabric.clusters import P5EN, p5en_all_reduce
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Dynamics
-from dynamiccl_ray.fabric.measured import MeasuredFabric, playable_keys
+from dynamiccl_ray.fabric.measured import PhasedSurface, playable_keys
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.simulation.sampling import Sampling, sample_scenarios
 from dynamiccl_ray.simulation.scenario import Scenario, measured
@@ -70,7 +70,7 @@ def measured_scenario(nodes: int) -> Scenario:
     """
     surface = p5en_all_reduce(nodes)
     return measured(
-        MeasuredFabric(base=surface), playable_keys(surface), topology=topology_of(find_cluster(P5EN), nodes)
+        PhasedSurface(base=surface), playable_keys(surface), topology=topology_of(find_cluster(P5EN), nodes)
     )
 
 

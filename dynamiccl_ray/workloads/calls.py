@@ -49,7 +49,7 @@ CALL: Final = np.dtype(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Communicator:
+class StreamCommunicator:
     """``role``: dp, tp, pp, ep, expert-dp (replicas of an expert), node, server, or a trace's own name."""
 
     role: str
@@ -61,7 +61,7 @@ class Communicator:
 class Stream:
     """Calls in the order of the program."""
 
-    communicators: tuple[Communicator, ...]
+    communicators: tuple[StreamCommunicator, ...]
     calls: npt.NDArray[Any]
     """dtype CALL, shape (calls,)."""
     tail_us: float = 0.0

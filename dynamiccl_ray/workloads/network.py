@@ -30,7 +30,7 @@ class Link:
         return nbytes / self.time_us(nbytes) / 1e3
 
 
-class Point(Section):
+class MessageTime(Section):
     """One message size of a point-to-point benchmark."""
 
     bytes: Positive
@@ -51,7 +51,7 @@ class Network(Section):
     name: str
     match: str = ""
     """How a facts file names it: part of its hardware text after the semicolon, case ignored. The name if empty."""
-    between_nodes: tuple[Point, ...]
+    between_nodes: tuple[MessageTime, ...]
     """Two sizes or more, one stream. Alpha and bandwidth are fitted to them with equal relative weight."""
     within_node: NodeAllReduce
     within_step_us: NotNegative = 7.0
@@ -83,7 +83,7 @@ class Network(Section):
     ) -> Network:
         """For a network that is known by its latency and bandwidth instead of measured points."""
         sizes = (1024.0, float(1 << 24))
-        points = tuple(Point(bytes=n, us=alpha_us + n / gb_per_s / 1e3) for n in sizes)
+        points = tuple(MessageTime(bytes=n, us=alpha_us + n / gb_per_s / 1e3) for n in sizes)
         return cls(name=name, between_nodes=points, within_node=within_node, within_step_us=within_step_us)
 
 

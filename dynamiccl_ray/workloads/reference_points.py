@@ -21,7 +21,7 @@ _V100_FP32_TFLOPS: Final = 12.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class ReferencePoint:
     """A published value beside the model's."""
 
     name: str
@@ -36,7 +36,7 @@ class Point:
         return self.model / self.published - 1
 
 
-def reference_points() -> tuple[Point, ...]:
+def reference_points() -> tuple[ReferencePoint, ...]:
     """All of them; each computed now from the shipped microbenchmarks and constants."""
     by_name = {n.match: n for n in load_networks().networks}
     tcp10, ib, tcp100 = by_name["10GbE"], by_name["100GbIB"], by_name["100GbE"]
@@ -53,7 +53,7 @@ def intensity(net: Model) -> float:
     return (3 if net.unit == "sample" else 4) * multiply_adds / net.parameters
 
 
-def _messages(tcp10: Network, ib: Network, tcp100: Network) -> list[Point]:
+def _messages(tcp10: Network, ib: Network, tcp100: Network) -> list[ReferencePoint]:
     def rate(network: Network, nbytes: float) -> float:
         return 8 * network.between.gb_per_s(nbytes)
 
@@ -67,13 +67,13 @@ def _messages(tcp10: Network, ib: Network, tcp100: Network) -> list[Point]:
         ("16 KB over 10 GbE TCP", 1.2, rate(tcp10, 16384), "Gb/s"),
         ("1 MB over 10 GbE TCP", 8.2, rate(tcp10, 1e6), "Gb/s"),
     ]
-    return [Point(name=n, published=p, model=m, unit=u, source=_SHI) for n, p, m, u in rows]
+    return [ReferencePoint(name=n, published=p, model=m, unit=u, source=_SHI) for n, p, m, u in rows]
 
 
-def _gradients_of_100_billion() -> list[Point]:
+def _gradients_of_100_billion() -> list[ReferencePoint]:
     rows = (("1 Gb/s", 0.125, 1600.0), ("100 Gb/s", 12.5, 16.0), ("900 GB/s NVLink", 900.0, 0.22))
     return [
-        Point(
+        ReferencePoint(
             name=f"200 GB of fp16 gradients at {name}",
             published=published,
             model=float(point_to_point(200e9, 0.0, 1e-3 / gb_per_s)) / 1e6,
@@ -84,7 +84,7 @@ def _gradients_of_100_billion() -> list[Point]:
     ]
 
 
-def _training(ib: Network) -> list[Point]:
+def _training(ib: Network) -> list[ReferencePoint]:
     large = pretraining_bert("BERT-Large")
     costs = all_reduce_costs(ib, 1, 4)
     at_4 = (("ResNet-50", 4, 4.0), ("BERT-Base", 4, 3.1), ("BERT-Large", 4, 1.2))
@@ -102,7 +102,7 @@ def _training(ib: Network) -> list[Point]:
         ),
         ("BERT-Large on 4 V100 NVLink, batch 128, WFBP", 3.82, _v100_speedup(large), "x"),
     ]
-    return [Point(name=n, published=p, model=m, unit=u, source=_SHI) for n, p, m, u in rows]
+    return [ReferencePoint(name=n, published=p, model=m, unit=u, source=_SHI) for n, p, m, u in rows]
 
 
 def _best_speedup(name: str, network: Network, gpus: int) -> float:
@@ -128,13 +128,13 @@ def _v100_speedup(large: Model) -> float:
     return predict("BERT-Large", "WFBP-A2A", nvlink, 1, 4, single, 128) / single
 
 
-def _intensities() -> list[Point]:
+def _intensities() -> list[ReferencePoint]:
     rows = (
         (model("ResNet-50"), 470.0),
         (pretraining_bert("BERT-Base"), 249.0),
         (pretraining_bert("BERT-Large"), 248.0),
     )
     return [
-        Point(name=f"intensity of {net.name}", published=published, model=intensity(net), unit="", source=_SHI)
+        ReferencePoint(name=f"intensity of {net.name}", published=published, model=intensity(net), unit="", source=_SHI)
         for net, published in rows
     ]

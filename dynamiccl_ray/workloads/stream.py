@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.workloads.calls import CALL, Communicator, Operation, PipelineRole, Stream
+from dynamiccl_ray.workloads.calls import CALL, Operation, PipelineRole, Stream, StreamCommunicator
 from dynamiccl_ray.workloads.gradients import messages, overlaps
 from dynamiccl_ray.workloads.pipeline import order
 from dynamiccl_ray.workloads.segments import Segment, stage_segments
@@ -28,7 +28,7 @@ class _Rank:
 
     workload: Workload
     rank: int
-    known: dict[Communicator, int] = field(default_factory=dict)
+    known: dict[StreamCommunicator, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         d = self.workload.degrees
@@ -44,7 +44,7 @@ class _Rank:
 
     def communicator(self, role: str, ranks: list[int]) -> int:
         """Its index in the stream."""
-        return self.known.setdefault(Communicator(role=role, ranks=tuple(ranks)), len(self.known))
+        return self.known.setdefault(StreamCommunicator(role=role, ranks=tuple(ranks)), len(self.known))
 
     def over_tp(self) -> int:
         return self.communicator("tp", [self.at(tp=i) for i in range(self.workload.degrees.tp)])

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.workloads.calls import CALL, Communicator, Operation, Stream
+from dynamiccl_ray.workloads.calls import CALL, Operation, Stream, StreamCommunicator
 
 OPERATIONS = {o.name.lower(): o for o in Operation}
 
@@ -77,7 +77,7 @@ def replay(calls: Iterable[Call]) -> Stream:
         rows.append((index, OPERATIONS[call.collective], call.bytes, call.bytes, call.time_us - last, 0, False, False))
         last = call.time_us
     return Stream(
-        communicators=tuple(Communicator(role=name, ranks=()) for name in known),
+        communicators=tuple(StreamCommunicator(role=name, ranks=()) for name in known),
         calls=np.array(rows, dtype=CALL),
     )
 

@@ -24,6 +24,6 @@ nccl_result decide_chunk(struct comm *comm, const struct coll_task *task, int ch
                          uint32_t *chunk_bytes);
 
 /* Registered buffers and those in graphs are used in other ways, some on fewer channels. */
-void settle_registration(struct comm *comm, struct coll_task *task);
+void apply_registration(struct comm *comm, struct coll_task *task);
 
 #endif

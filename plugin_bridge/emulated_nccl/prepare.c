@@ -109,7 +109,7 @@ struct kinds {
     struct coll_list of[2][2]; /* [CollNet][NVLS] */
 };
 
-static void settle(struct coll_task *task, const struct coll_task *sum, bool collnet, bool nvls) {
+static void apply_decision(struct coll_task *task, const struct coll_task *sum, bool collnet, bool nvls) {
     task->algorithm = sum->algorithm;
     task->protocol = sum->protocol;
     task->max_channels = sum->max_channels;
@@ -147,7 +147,7 @@ static nccl_result decide_aggregate(struct comm *comm, struct coll_task **tasks,
                    (sum.algorithm == ALGO_NVLS && comm->nodes > 1);
     for (struct coll_task *task = first, *next; task != end; task = next) {
         next = task->next;
-        settle(task, &sum, collnet, nvls);
+        apply_decision(task, &sum, collnet, nvls);
         PUSH(&kinds->of[collnet][nvls], task);
     }
     *tasks = end;
@@ -189,7 +189,7 @@ nccl_result prepare(struct comm *comm, struct nccl_sim_info *simulated) {
         for (int nvls = 0; nvls < 2; nvls++)
             append(&planner->colls, &kinds.of[collnet][nvls]);
     for (struct coll_task *task = planner->colls.head; task && result == NCCL_SUCCESS; task = task->next)
-        settle_registration(comm, task);
+        apply_registration(comm, task);
     return result;
 }
 

@@ -105,7 +105,7 @@ static int nvls_units(const struct comm *comm, enum nccl_func func) {
     }
 }
 
-static void settle_nvls(const struct comm *comm, struct coll_task *task, bool send, bool recv) {
+static void apply_nvls(const struct comm *comm, struct coll_task *task, bool send, bool recv) {
     if (comm->shares_process || !(send || task->func == FUNC_ALL_GATHER) ||
         !(recv || task->func == FUNC_REDUCE_SCATTER))
         return;
@@ -125,7 +125,7 @@ static bool is_direct(const struct coll_task *task) {
     return task->algorithm == ALGO_TREE && !in_place;
 }
 
-static void settle_direct(const struct comm *comm, struct coll_task *task) {
+static void apply_direct(const struct comm *comm, struct coll_task *task) {
     const struct constants *constants = comm->constants;
     if (comm->nodes == 1 && constants->flags & CONSTANTS_DIRECT) {
         if (task->max_channels > PEERS_CHANNELS && task->max_channels <= PEERS_MOST_CHANNELS)
@@ -140,12 +140,12 @@ static bool usable(const struct comm *comm, const void *buffer, size_t bytes) {
     return comm->planner.persistent || is_registered(comm, buffer, bytes);
 }
 
-void settle_registration(struct comm *comm, struct coll_task *task) {
+void apply_registration(struct comm *comm, struct coll_task *task) {
     const size_t bytes = type_bytes(task->type) * task->count, all = bytes * (size_t)comm->ranks;
     const bool send = usable(comm, task->send, task->func == FUNC_REDUCE_SCATTER ? all : bytes);
     const bool recv = usable(comm, task->recv, task->func == FUNC_ALL_GATHER ? all : bytes);
     if (task->algorithm == ALGO_NVLS || task->algorithm == ALGO_NVLS_TREE)
-        settle_nvls(comm, task, send, recv);
+        apply_nvls(comm, task, send, recv);
     else if (release()->registers_direct && is_direct(task) && send && recv)
-        settle_direct(comm, task);
+        apply_direct(comm, task);
 }

@@ -102,7 +102,8 @@ static uint32_t rounded_chunk(uint32_t bytes) {
     return power > 3 ? bytes >> (power - 3) << (power - 3) : bytes;
 }
 
-static void settle(const struct comm *comm, struct direction *way, bool to_self, int least, int most) {
+static void plan_direction(const struct comm *comm, struct direction *way, bool to_self, int least,
+                           int most) {
     const struct constants *constants = comm->constants;
     size_t bytes = way->task ? way->task->bytes : 0;
     way->network = !to_self && comm->node_of[way->peer] != comm->node;
@@ -130,7 +131,7 @@ static void add_pair(struct comm *comm, struct plan *plan, struct direction ways
                      int least, int most) {
     const bool to_self = ways[SEND].peer == comm->rank;
     for (int way = RECV; way <= SEND; way++)
-        settle(comm, &ways[way], to_self, least, most);
+        plan_direction(comm, &ways[way], to_self, least, most);
     const struct p2p_task *recv = ways[RECV].task, *send = ways[SEND].task;
     const struct gpu_work work = {
         .bytes = larger(recv ? recv->bytes : 0, send ? send->bytes : 0),

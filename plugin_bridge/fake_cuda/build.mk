@@ -20,7 +20,9 @@ CUDA_SONAME := libcudart.so.$(firstword $(subst ., ,$(CUDA_VERSION)))
 
 NCCL_OBJECTS := $(LIBSRCFILES:%.cc=$(OUT)/host/%.o) $(DOCA_LIBSRC:%.cpp=$(OUT)/host/doca/%.o)
 TABLES := $(OUT)/tables/host_table.o $(OUT)/tables/symmetric/sym_kernels_host.o
-FAKE_OBJECTS := $(addprefix $(OUT)/fake/,memory.o runtime.o driver.o fifo.o nvml.o kernel.o gpu.o player.o times.o meeting.o log.o)
+FAKE_OBJECTS := $(addprefix $(OUT)/fake/,memory.o runtime.o runtime_memory.o runtime_graphs.o \
+    driver.o driver_memory.o fifo.o nvml.o kernel.o \
+    device.o stream.o event.o graph.o comms.o player.o play.o times.o meeting.o log.o)
 FAKE_HEADERS := $(wildcard $(FAKE)/*.h $(GPU)/*.h)
 
 .DEFAULT_GOAL := $(OUT)/ready

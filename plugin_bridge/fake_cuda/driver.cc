@@ -1,4 +1,4 @@
-// CUDA's driver: entry points, contexts and launches. Its memory is in memory.cc.
+// CUDA's driver: entry points, contexts and launches. Its memory is in driver_memory.cc.
 #include <cuda.h>
 #include <cuda_runtime.h>
 

@@ -31,6 +31,13 @@ struct Range {
 };
 
 std::shared_ptr<Backing> make_backing(size_t bytes);
+std::shared_ptr<Backing> adopt(int fd, size_t bytes); // of a memfd that is there
+// Maps it, `at` an address that was reserved or anywhere; null where that fails.
+void *map(const std::shared_ptr<Backing> &backing, size_t offset, size_t bytes, void *at = nullptr);
+// What is mapped there is an allocation from now on.
+void remember(void *base, size_t bytes, Kind kind, std::shared_ptr<Backing> backing);
+// Reserves the addresses of an allocation again, without its memory.
+void unmap(void *base, size_t bytes);
 // New memory; null where there is none left.
 void *allocate(size_t bytes, Kind kind);
 void release(void *pointer);

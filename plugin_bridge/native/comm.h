@@ -30,9 +30,9 @@ enum children {
     CHILDREN_PROXY,  /* v1, v2: ProxyOp only, number unknown */
 };
 
-/* One decision being measured; see measure.c for `refs` and for what a handle is. Written by the thread that
- * starts the collective before it publishes `refs`, and by nobody else unless atomic. That thread writes the
- * first two cache lines, the proxy thread all three. */
+/* One decision being measured; see measure.h for `refs`, handle.h for what a handle is. Written by the thread
+ * that starts the collective before it publishes `refs`, and by nobody else unless atomic. That thread writes
+ * the first two cache lines, the proxy thread all three. */
 struct slot {
     _Alignas(128) struct comm *comm; /* never changes */
     _Atomic uint32_t refs;

@@ -4,12 +4,8 @@
 #include <time.h>
 
 #include "comm.h"
+#include "short.h"
 #include "table.h"
-
-#define likely(x) __builtin_expect(!!(x), 1)
-#define unlikely(x) __builtin_expect(!!(x), 0)
-#define load(p, order) atomic_load_explicit(p, memory_order_##order)
-#define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
 
 /* For counters with one writing thread at a time: no locked instruction. */
 static inline void count(_Atomic uint64_t *counter, uint64_t n) {

@@ -7,10 +7,8 @@
 #include <string.h>
 
 #include "reader.h"
+#include "short.h"
 #include "table.h"
-
-#define load(p, order) atomic_load_explicit(p, memory_order_##order)
-#define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
 
 /* ---- the job's end ---- */
 

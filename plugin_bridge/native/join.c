@@ -1,13 +1,10 @@
 /* NCCL decides once per aggregate of operations, all of a group before it launches any, and launches them in
  * an order of its own; some decisions are never launched (ncclGroupSimulateEnd), some long after (graphs). */
 #include "join.h"
+#include "short.h"
 
 #define DECISIONS_KEPT (COMM_DECISIONS / 2) /* a group decides all of its operations first */
 #define DECISIONS_LIKELY 32
-
-#define unlikely(x) __builtin_expect(!!(x), 0)
-#define load(p, order) atomic_load_explicit(p, memory_order_##order)
-#define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
 
 /* Groups are numbered modulo 2^24. */
 static bool is_older(uint32_t a, uint32_t b) {

@@ -7,10 +7,8 @@
 #include <sys/stat.h>
 
 #include "ring.h"
+#include "short.h"
 #include "table.h"
-
-#define load(p, order) atomic_load_explicit(p, memory_order_##order)
-#define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
 
 #define ERROR_BYTES 256
 #define PREPARE_TRIES 20

@@ -14,7 +14,7 @@ from fake_context import FACTS
 
 from benchmarks.gpu import machine
 from benchmarks.gpu.machine import gpu_links, gpu_settings, version_of, why_not
-from benchmarks.gpu.options import parse, settled_ranks
+from benchmarks.gpu.options import parse, ranks_for
 from dynamiccl_ray.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -138,11 +138,11 @@ def test_what_cannot_be_run_as_asked(arguments: list[str], message: str) -> None
 
 
 def test_ranks_follow_from_the_gpus() -> None:
-    assert [settled_ranks(None, gpus) for gpus in (1, 2, 4, 8, 16)] == [3, 2, 4, 8, 8]
-    assert settled_ranks(8, 1) == 8
-    assert settled_ranks(2, 8) == 2
+    assert [ranks_for(None, gpus) for gpus in (1, 2, 4, 8, 16)] == [3, 2, 4, 8, 8]
+    assert ranks_for(8, 1) == 8
+    assert ranks_for(2, 8) == 2
     with pytest.raises(ConfigError, match=r"6 and there are 4 GPUs.*CUDA_VISIBLE_DEVICES"):
-        settled_ranks(6, 4)
+        ranks_for(6, 4)
 
 
 def test_quick_runs_are_few() -> None:

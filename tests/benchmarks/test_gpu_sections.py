@@ -26,7 +26,7 @@ def context(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeContext:
 
 
 def tuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop that settles on one channel of ring/ll."""
+    """A loop that ends on one channel of ring/ll."""
 
     def learn(context: Any, cases: Any, about: Any, most_channels: int) -> Any:
         assert (about["inter"], about["nvls"], most_channels) == ("tcp", False, 8)

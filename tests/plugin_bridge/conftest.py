@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
-from rig import Rig, play, wait_for
+from dummy_job import MakeJob
+from rig import Play, Rig, play, wait_for
 
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.plugin_bridge.channel import Channel, segments
@@ -40,3 +43,24 @@ def segment(rig: Rig) -> tuple[NcclJob, Path]:
 
     wait_for(readable, what="the segment's header")
     return job, path
+
+
+@pytest.fixture(scope="module")
+def dummy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A plugin that only checks what it is told."""
+    source = Path(__file__).parent / "native" / "dummy_plugin.c"
+    path = tmp_path_factory.mktemp("dummy") / "dummy.so"
+    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-shared"]
+    subprocess.run(["gcc", *flags, "-o", path, source, "-lpthread"], check=True)
+    return path
+
+
+@pytest.fixture
+def job(rig: Rig, dummy: Path) -> MakeJob:
+    """Makes jobs whose plugin leaves a summary."""
+
+    def make(what: Play, *, env: dict[str, str] | None = None, **options: Any) -> NcclJob:
+        all_env = {"DUMMY_SUMMARY": str(rig.directory / "summary"), **(env or {})}
+        return rig.job(what, plugin=options.pop("plugin", dummy), env=all_env, **options)
+
+    return make

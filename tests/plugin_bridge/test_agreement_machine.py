@@ -2,9 +2,9 @@
 
 Three ranks of one communicator, in this process, and two control planes that may both be up: each has a coordinator,
 and a runner for each rank that it could claim. Messages are lost, repeated and late; runners and coordinators are
-killed and started at any time, everything at once included, and nothing of a control plane outlives it. A rank is only called
-where it would not wait. No call may have two tables; and whatever happened, a new control plane that reaches all ranks
-finishes what was begun.
+killed and started at any time, everything at once included, and nothing of a control plane outlives it. A rank is only
+called where it would not wait. No call may have two tables; and whatever happened, a new control plane that reaches all
+ranks finishes what was begun.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ def test_prices_are_of_what_nccl_took_and_the_best_is_of_what_it_offers() -> Non
         own = played.times.price_us(row, phase, ll - 1, 1, 1 << 17)
         assert known.default_us == own, "the first call is NCCL's own"
         channels, pair = last
-        assert known.settled_us(known.oracle_action) == played.times.price_us(row, phase, pair - 1, channels, 1 << 17)
-        assert known.oracle_us <= min(own, known.settled_us(known.oracle_action) or 0)
+        assert known.in_force_us(known.oracle_action) == played.times.price_us(row, phase, pair - 1, channels, 1 << 17)
+        assert known.oracle_us <= min(own, known.in_force_us(known.oracle_action) or 0)
     everything, ll_alone = (
         played.priced(log, CHANNELS, {(77, key): pairs}).of(77, key, 0) for pairs in ([0, ll, simple], [0, ll])
     )

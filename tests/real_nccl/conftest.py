@@ -29,7 +29,7 @@ SUBJECTS = {
     "test_records": ("records", "what NCCL chose, times within 5 %; none that is wrong is believed"),
     "test_tables": ("tables", "all ranks change to a table at the same call"),
     "test_ends": ("ends", "every order of destroy, finalize and abort, while records are read"),
-    "test_online": ("online", "a job of several groups is learned, settled, and learned anew after a shift"),
+    "test_online": ("online", "a job of several groups is learned, exploited, and learned anew after a shift"),
     "test_leaks": ("leaks", "100 communicators leave no memory, files or segments"),
     "test_costs": ("bench", "every set-up of `bench plugin --nccl` gives numbers"),
     "test_sanitizers": ("sanitizers", "no report of the plugin's code"),

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from dynamiccl_ray.fabric.belief import Belief, Communicator, Graph
+from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.communicator import CommunicatorInfo, Graph
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Algorithm, Collective
 from dynamiccl_ray.plugin_bridge import native_dir
@@ -258,7 +259,7 @@ def belief_of(comm: Comm, found: Found) -> Belief:
         Algorithm.PAT: tree,
     }
     return Belief(
-        Communicator(
+        CommunicatorInfo(
             nodes=len(set(comm.nodes)),
             ranks=comm.size,
             compute_capability=90,

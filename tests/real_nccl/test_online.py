@@ -1,4 +1,4 @@
-"""A training job on real NCCL is tuned: learned, settled, and learned anew after its links lost their bandwidth."""
+"""A training job on real NCCL is tuned: learned, exploited, and learned anew after its links lost their bandwidth."""
 
 from __future__ import annotations
 

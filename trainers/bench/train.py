@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypedDict
 
 import gymnasium as gym
 import numpy as np
@@ -37,13 +38,19 @@ _KEYS: Final = 200
 _DECISIONS: Final = 100
 
 
+class StreamEnv(TypedDict):
+    """``config.env_config`` of a ``StreamEnvironment``."""
+
+    make: Callable[[], Simulation]
+
+
 class StreamEnvironment(gym.Env):  # type: ignore[type-arg]
     """One stream of a simulation, as gymnasium wants it: what the stock runner steps one by one."""
 
     observation_space, action_space = OBSERVATION_SPACE, ACTION_SPACE
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        self._simulation: Simulation = config["make"]()
+    def __init__(self, config: StreamEnv) -> None:
+        self._simulation = config["make"]()
         self._epoch = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -142,7 +149,7 @@ class _Stock:
             return Simulation(whole, control=curriculum.control, seed=0)
 
         config = curriculum_config(curriculum, Rounds(curriculum)).copy(copy_frozen=False)
-        config.environment(StreamEnvironment, env_config={"make": one})
+        config.environment(StreamEnvironment, env_config=StreamEnv(make=one))
         config.env_runners(env_runner_cls=SingleAgentEnvRunner, num_env_runners=0, num_envs_per_env_runner=_STOCK_ENVS)
         config.learners(
             learner_class=PPOTorchLearner, learner_connector=None, add_default_connectors_to_learner_pipeline=True

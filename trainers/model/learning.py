@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ray.rllib.algorithms.ppo import PPOConfig
 
-from dynamiccl_ray.actors.fabric_runner import FabricRunner, Share
+from dynamiccl_ray.actors.fabric_runner import FabricEnv, FabricRunner, Share
 from dynamiccl_ray.actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray.config.curriculum import Curriculum
 from dynamiccl_ray.errors import ConfigError
@@ -35,7 +35,7 @@ def curriculum_config(
         .environment(
             observation_space=OBSERVATION_SPACE,
             action_space=ACTION_SPACE,
-            env_config={"simulation": simulation, "seed": curriculum.seed},
+            env_config=FabricEnv(simulation=simulation, seed=curriculum.seed),
         )
         .env_runners(env_runner_cls=FabricRunner, num_env_runners=runners)
         .learners(

@@ -115,7 +115,7 @@ def _regime(prices: Priced | None, observed: list[Epoch], phase: int) -> dict[st
             if known is not None:
                 row |= {"bytes": known.nbytes, "default_us": known.default_us, "oracle_us": known.oracle_us}
                 row |= {"oracle_action": known.oracle_action.name, "vendor_us": known.vendor_us}
-                row["learned_table_us"] = known.settled_us(action)
+                row["learned_table_us"] = known.in_force_us(action)
         rows.append(row)
     result: dict[str, Any] = {"keys": rows, "geomean_vs_oracle": None, "gap_closed": None}
     measured = [r for r in rows if r["oracle_us"] is not None and r["learned_us"] is not None]

@@ -7,7 +7,7 @@ import pytest
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.agent.gates import hands_off, path_of
-from dynamiccl_ray.agent.observation import Context, Topology, Workload
+from dynamiccl_ray.agent.observation import Context, Topology, WorkloadContext
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Carrier
 from dynamiccl_ray.simulation.scenario import modelled
@@ -25,8 +25,12 @@ def test_nccl_is_decided_for_and_nothing_else_is() -> None:
     [
         (Context(topology=PLAIN.model_copy(update={"ina_active": True})), Carrier.INA_PASSTHROUGH, "network"),
         (Context(topology=PLAIN.model_copy(update={"library": "rccl"})), Carrier.NCCL, "rccl"),
-        (Context(topology=PLAIN, workload=Workload(architecture="parameter-server")), Carrier.NCCL, "parameter-server"),
-        (Context(topology=PLAIN, workload=Workload(architecture="gossip")), Carrier.NCCL, "gossip"),
+        (
+            Context(topology=PLAIN, workload=WorkloadContext(architecture="parameter-server")),
+            Carrier.NCCL,
+            "parameter-server",
+        ),
+        (Context(topology=PLAIN, workload=WorkloadContext(architecture="gossip")), Carrier.NCCL, "gossip"),
     ],
 )
 def test_hands_off(context: Context, path: Carrier, why: str) -> None:
@@ -35,7 +39,7 @@ def test_hands_off(context: Context, path: Carrier, why: str) -> None:
 
 
 def test_a_scenario_of_a_parameter_server_has_nothing_to_choose() -> None:
-    about = {"workload": Workload(architecture="parameter-server")}
+    about = {"workload": WorkloadContext(architecture="parameter-server")}
     closed = modelled(find_cluster("cloud-tcp"), 2, collective=4, nbytes=[1 << 20, 1 << 24], about=about)
     assert [np.flatnonzero(valid).tolist() for valid in closed.valid] == [[OWN_ACTION]] * 2
     free = modelled(find_cluster("cloud-tcp"), 2, collective=4, nbytes=[1 << 20, 1 << 24])

@@ -22,7 +22,7 @@ from dynamiccl_ray.agent.observation import (
     Llm,
     Scheduler,
     Topology,
-    Workload,
+    WorkloadContext,
     decode,
     encode,
     encode_context,
@@ -108,7 +108,7 @@ FIELDS: Final[dict[str, dict[str, tuple[str, str, Any]]]] = {
 }
 RECORDS: Final = {
     "topology": set(Topology.model_fields),
-    "workload": set(Workload.model_fields),
+    "workload": set(WorkloadContext.model_fields),
     "scheduler": set(Scheduler.model_fields),
     "llm": set(Llm.model_fields),
     "collective": {f.name for f in fields(KeyView)},
@@ -207,7 +207,7 @@ contexts = st.builds(
         library=_one_of(observation.Library),
     ),
     workload=st.builds(
-        Workload,
+        WorkloadContext,
         sync=_one_of(observation.SyncMode),
         tau=st.integers(1, 1024),
         architecture=_one_of(observation.Architecture),

@@ -244,7 +244,7 @@ def test_a_head_by_hand() -> None:
         obs = torch.from_numpy(observation.encode(context, replace(view, heat=heat)))[0]
         for head, weight in enumerate(policy.TIME_WEIGHT):
             with torch.no_grad():
-                out = net._settle(obs, score, time, sure, valid, head)
+                out = net._log_probs(obs, score, time, sure, valid, head)
             logits = (score - weight * time - 10 * time)[valid] / (1 + heat)
             assert torch.allclose(out[valid], torch.log_softmax(logits, -1), atol=1e-4)
             assert out[3] < -1e8

@@ -134,11 +134,11 @@ def test_nothing_new_is_tried_once_it_has_drawn() -> None:
 
     torch.manual_seed(0)
     learning = Learning()
-    settled = BASELINE + learning.draws * DRAW
-    trace, _ = _played(tcp(), Restless(8), settled + 20 * learning.compare_samples)
+    drawn = BASELINE + learning.draws * DRAW
+    trace, _ = _played(tcp(), Restless(8), drawn + 20 * learning.compare_samples)
     for key in trace.actions.T:
-        assert set(key[settled:].tolist()) <= {OWN_ACTION, *key[:settled].tolist()}
-        assert len(set(key[:settled].tolist())) > 2
+        assert set(key[drawn:].tolist()) <= {OWN_ACTION, *key[:drawn].tolist()}
+        assert len(set(key[:drawn].tolist())) > 2
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -14,14 +14,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dynamiccl_ray.fabric.belief import (
-    CPU_VENDORS,
-    Belief,
-    Communicator,
-    Graph,
-    read_cases,
-    write_belief,
-)
+from dynamiccl_ray.fabric.belief import Belief
+from dynamiccl_ray.fabric.belief_files import read_cases, write_belief
+from dynamiccl_ray.fabric.communicator import CPU_VENDORS, CommunicatorInfo, Graph
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol
 
 EXCERPT = Path(__file__).resolve().parents[2] / "data" / "nccl_cost_model"
@@ -102,9 +97,9 @@ graphs = st.builds(
 
 
 @st.composite
-def communicators(draw: st.DrawFn) -> Communicator:
+def communicators(draw: st.DrawFn) -> CommunicatorInfo:
     nodes = draw(st.integers(1, 64))
-    return Communicator(
+    return CommunicatorInfo(
         nodes=nodes,
         ranks=draw(st.one_of(st.just(nodes), st.integers(nodes, 16 * nodes))),
         compute_capability=draw(st.sampled_from([52, 60, 70, 75, 80, 86, 89, 90, 100, 103, 120])),
@@ -127,7 +122,7 @@ pipe_ops = st.integers(1, 64)
 
 @given(communicators(), collectives, sizes, pipe_ops)
 def test_choice_is_the_cheapest_of_the_table(
-    communicator: Communicator, collective: Collective, size: int, ops: int
+    communicator: CommunicatorInfo, collective: Collective, size: int, ops: int
 ) -> None:
     belief = Belief(communicator)
     table = belief.cost_table_us(collective, size, ops)
@@ -145,7 +140,7 @@ def test_choice_is_the_cheapest_of_the_table(
 
 
 @given(communicators(), st.lists(st.tuples(collectives, sizes, pipe_ops), min_size=1, max_size=8))
-def test_a_batch_is_its_items(communicator: Communicator, batch: list[tuple[Collective, int, int]]) -> None:
+def test_a_batch_is_its_items(communicator: CommunicatorInfo, batch: list[tuple[Collective, int, int]]) -> None:
     belief = Belief(communicator)
     together = belief.choose(*zip(*batch, strict=True))
     tables = belief.cost_table_us(*zip(*batch, strict=True))
@@ -158,7 +153,7 @@ def test_a_batch_is_its_items(communicator: Communicator, batch: list[tuple[Coll
 
 @given(communicators(), collectives, st.lists(sizes, min_size=2, max_size=16), pipe_ops)
 def test_more_bytes_are_never_cheaper_except_for_trees(
-    communicator: Communicator, collective: Collective, unordered: list[int], ops: int
+    communicator: CommunicatorInfo, collective: Collective, unordered: list[int], ops: int
 ) -> None:
     """Trees are corrected per power of two, upwards too, so a larger message may cost less there."""
     table = Belief(communicator).cost_table_us(collective, sorted(unordered), ops)
@@ -168,7 +163,7 @@ def test_more_bytes_are_never_cheaper_except_for_trees(
 
 @given(communicators(), st.sampled_from(list(Algorithm)), st.sampled_from(list(Protocol)), sizes)
 def test_channels_and_warps_follow_the_loops(
-    communicator: Communicator, algorithm: Algorithm, protocol: Protocol, size: int
+    communicator: CommunicatorInfo, algorithm: Algorithm, protocol: Protocol, size: int
 ) -> None:
     """One channel or half the threads are dropped at a time, as long as there is too little to do."""
     assume(algorithm != Algorithm.COLLNET_DIRECT or protocol == Protocol.SIMPLE)
@@ -208,7 +203,7 @@ def test_channels_and_warps_follow_the_loops(
 
 @given(communicators())
 @settings(max_examples=50)
-def test_nothing_is_negative_or_nan(communicator: Communicator) -> None:
+def test_nothing_is_negative_or_nan(communicator: CommunicatorInfo) -> None:
     belief = Belief(communicator)
     for table in (belief.latency_us, belief.bandwidth_gbps):
         assert np.isfinite(table).all()
@@ -217,18 +212,18 @@ def test_nothing_is_negative_or_nan(communicator: Communicator) -> None:
 
 
 @pytest.fixture
-def h100() -> Communicator:
+def h100() -> CommunicatorInfo:
     return read_cases(EXCERPT / "cases.csv")["h100_sharp_4x8"]
 
 
-def test_one_rank_is_ring_simple_and_free(h100: Communicator) -> None:
+def test_one_rank_is_ring_simple_and_free(h100: CommunicatorInfo) -> None:
     belief = Belief(replace(h100, nodes=1, ranks=1))
     table = belief.cost_table_us(Collective.ALL_REDUCE, 1 << 20)
     assert table[Algorithm.RING, Protocol.SIMPLE] == 0
     assert (table == -1).sum() == 20
 
 
-def test_eight_aggregated_operations_fill_a_batch(h100: Communicator) -> None:
+def test_eight_aggregated_operations_fill_a_batch(h100: CommunicatorInfo) -> None:
     belief = Belief(h100)
     one, eight, nine = belief.cost_table_us(Collective.ALL_REDUCE, 1 << 10, [1, 8, 9])
     tree, ring = (Algorithm.TREE, Protocol.LL), (Algorithm.RING, Protocol.LL)
@@ -238,7 +233,7 @@ def test_eight_aggregated_operations_fill_a_batch(h100: Communicator) -> None:
     assert math.isclose(eight[ring] - one[ring], 7 * latency[ring], rel_tol=1e-4)
 
 
-def test_collnet_scatters_only_with_a_head_per_rank(h100: Communicator) -> None:
+def test_collnet_scatters_only_with_a_head_per_rank(h100: CommunicatorInfo) -> None:
     scatter = replace(h100, collnet_all_gather=True)
     assert Belief(scatter).bandwidth_gbps[Collective.ALL_GATHER, Algorithm.NVLS].any()
     assert not Belief(scatter).bandwidth_gbps[Collective.REDUCE_SCATTER, Algorithm.NVLS].any()
@@ -254,7 +249,9 @@ def test_collnet_scatters_only_with_a_head_per_rank(h100: Communicator) -> None:
         ((0, 64, 0), "pipe_ops holds 0"),
     ],
 )
-def test_an_argument_out_of_range_is_refused(h100: Communicator, arguments: tuple[int, int, int], message: str) -> None:
+def test_an_argument_out_of_range_is_refused(
+    h100: CommunicatorInfo, arguments: tuple[int, int, int], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         Belief(h100).cost_table_us(*arguments)
 

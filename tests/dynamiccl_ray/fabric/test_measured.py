@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.clusters import MEASURED, p5en_all_reduce, p5en_belief
 from dynamiccl_ray.fabric.measured import (
-    MeasuredFabric,
-    Phase,
+    NetworkPhase,
+    PhasedSurface,
     Selection,
     Surface,
     oracle,
@@ -199,7 +199,7 @@ def test_default_is_unknown_otherwise_and_said_so() -> None:
     with pytest.raises(ConfigError, match=r"no rows with algo=default.*Belief"):
         playable_keys(surface)
     with pytest.raises(ConfigError, match="NCCL's own choice is not known"):
-        MeasuredFabric(base=surface).tables([1 << 20])
+        PhasedSurface(base=surface).tables([1 << 20])
 
 
 def test_other_tuners_are_never_the_default(tmp_path: Path) -> None:
@@ -302,8 +302,8 @@ def test_scaled_refuses_what_is_no_factor(eight: Surface, factors: tuple[float, 
 
 def test_fabric_offers_only_what_every_phase_has(sixteen: Surface) -> None:
     base = p5en_all_reduce(8, forced_channels=True)
-    slow = Phase(name="congested", surface=scaled(base, 0.25))
-    fabric = MeasuredFabric(base=base, later=(slow, Phase(name="grown", surface=sixteen)))
+    slow = NetworkPhase(name="congested", surface=scaled(base, 0.25))
+    fabric = PhasedSurface(base=base, later=(slow, NetworkPhase(name="grown", surface=sixteen)))
     keys = playable_keys(sixteen)
     time, sigma = fabric.tables(keys)
     assert time.shape == sigma.shape == (3, 35, 22, 9)
@@ -316,8 +316,8 @@ def test_fabric_offers_only_what_every_phase_has(sixteen: Surface) -> None:
 
 
 def test_the_best_action_changes_with_the_network(eight: Surface, sixteen: Surface) -> None:
-    phases = (Phase(name="0.25", surface=scaled(eight, 0.25)), Phase(name="16", surface=sixteen))
-    time, _ = MeasuredFabric(base=eight, later=phases).tables(playable_keys(eight))
+    phases = (NetworkPhase(name="0.25", surface=scaled(eight, 0.25)), NetworkPhase(name="16", surface=sixteen))
+    time, _ = PhasedSurface(base=eight, later=phases).tables(playable_keys(eight))
     before, *after = (oracle(phase) for phase in time)
     for phase, (best_us, pair, _) in zip(time[1:], after, strict=True):
         kept = phase[np.arange(35), before[1], before[2]]
@@ -327,9 +327,9 @@ def test_the_best_action_changes_with_the_network(eight: Surface, sixteen: Surfa
 
 def test_fabric_refuses_sizes_and_phases_that_do_not_fit(eight: Surface, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="8KiB: a forced pair is not known"):
-        MeasuredFabric(base=eight).tables([8192])
+        PhasedSurface(base=eight).tables([8192])
     path = table(tmp_path / "t.csv", [row("Ring", "LL", 1024, 1.0, collective="broadcast")])
     selection = Selection(collective=Collective.BROADCAST, nodes=2, ranks=16, gpus_per_node=8)
-    other = Phase(name="other", surface=Surface.of(read_measurements([path]), selection))
+    other = NetworkPhase(name="other", surface=Surface.of(read_measurements([path]), selection))
     with pytest.raises(ConfigError, match="'other' is of broadcast; it must be of all_reduce"):
-        MeasuredFabric(base=eight, later=(other,))
+        PhasedSurface(base=eight, later=(other,))

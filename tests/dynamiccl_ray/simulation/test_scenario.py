@@ -99,8 +99,8 @@ def test_costs_are_those_that_the_plugin_shows() -> None:
 @pytest.mark.parametrize("nodes", [8, 16])
 def test_a_measured_scenario_has_the_measured_oracle(nodes: int) -> None:
     base = p5en_all_reduce(nodes)
-    slower = tables.Phase(name="half", surface=tables.scaled(base, 0.5))
-    fabric = tables.MeasuredFabric(base=base, later=(slower,))
+    slower = tables.NetworkPhase(name="half", surface=tables.scaled(base, 0.5))
+    fabric = tables.PhasedSurface(base=base, later=(slower,))
     sizes = tables.playable_keys(base)
     scenario = measured(fabric, sizes, topology=P5EN, starts=[0, 50])
     times, sigma = fabric.tables(sizes)

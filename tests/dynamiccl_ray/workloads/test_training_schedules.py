@@ -12,7 +12,7 @@ from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.workloads.fit import UNFITTED, fit, loss
 from dynamiccl_ray.workloads.fusion import merge
 from dynamiccl_ray.workloads.network import Network, NodeAllReduce, load_networks
-from dynamiccl_ray.workloads.reference_points import Point, reference_points
+from dynamiccl_ray.workloads.reference_points import ReferencePoint, reference_points
 from dynamiccl_ray.workloads.reproduce import Reproduction, reproduce
 from dynamiccl_ray.workloads.schedule import SCHEDULES, Schedule, predict
 from dynamiccl_ray.workloads.timeline import Operations, prioritised_iteration_us, synchronous_iteration_us
@@ -93,7 +93,7 @@ class TestPublishedOrder:
 
 
 @pytest.mark.parametrize("point", reference_points(), ids=lambda p: p.name)
-def test_reference_points(point: Point) -> None:
+def test_reference_points(point: ReferencePoint) -> None:
     assert abs(point.error) <= 0.15
 
 

@@ -1,0 +1,131 @@
+"""What the control loop is told and what it finds out, in columns: arrays of one row per key or collective."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
+from dynamiccl_ray.agent.observation import STATIC_SIZE
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, UInt64
+from dynamiccl_ray.knobs import N_PAIRS
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Keys:
+    """What never changes of some keys; N of them."""
+
+    group: Int64
+    """(N,) number of the key's communicator: keys of one lend each other what they measure."""
+    identity: UInt64
+    """(N,) the same for as long as the key lives, and no other's."""
+    salt: UInt64
+    """(N,) what the key's draws depend on, beside the seed and its decisions."""
+    collective: Int64
+    """(N,) NCCL's function number."""
+    nbytes: Int64
+    """(N,)"""
+    pipelined: Bool
+    """(N,)"""
+    cost: Float32
+    """(N, N_PAIRS) log of NCCL's predicted cost over its cheapest; 0 where there is none."""
+    channels: Bool
+    """(N, N_PAIRS, N_CHANNELS) what may be chosen."""
+    chunks: Bool
+    """(N, N_PAIRS, N_CHUNKS)"""
+    context: Float32
+    """(N, STATIC_SIZE) what is known of the communicator, encoded."""
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+    @staticmethod
+    def join(parts: Sequence[Keys]) -> Keys:
+        """One after the other."""
+        return functools.reduce(joined, parts, no_keys())
+
+    def part(self, chosen: Int64) -> Keys:
+        """Those at these places, in order."""
+        return take(self, chosen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measured:
+    """N collectives, in the order in which they ran."""
+
+    row: Int64
+    """(N,)"""
+    action: Int64
+    """(N,) flat, that was in force."""
+    log_us: Float64
+    """(N,)"""
+    skew: Float64
+    """(N,) log of the slowest rank's time over the fastest's."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What came of the decisions that are over; R of them."""
+
+    known: Bool
+    """(R,) whether there was a decision to judge: not of a baseline, and of nothing that a shift cut short."""
+    log_speedup: Float64
+    """(R,) log of the baseline over the mean time."""
+    switched: Bool
+    """(R,) the action was not the one before it."""
+    probed: Bool
+    """(R,) the action had never been tried on the key."""
+    congestion: Float64
+    """(R,) log of the mean time over the least of any decision since the last shift."""
+
+    def part(self, chosen: Int64) -> Outcome:
+        """Those at these places, in order."""
+        return take(self, chosen)
+
+
+def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:
+    """(N,) what the draws of a communicator's keys depend on: communicators of one shape draw alike, in whichever order
+    they come.
+    """
+    return np.asarray(keys, np.uint64) + np.uint64((ranks << 40) + (nodes << 16))
+
+
+_NONE: Final = np.zeros(0, np.int64)
+NOTHING: Final = Measured(row=_NONE, action=_NONE, log_us=np.zeros(0), skew=np.zeros(0))
+
+_Columns = TypeVar("_Columns", Keys, Measured, Outcome)
+
+
+def take(columns: _Columns, chosen: Bool | Int64) -> _Columns:
+    """The chosen rows of every column."""
+    return type(columns)(**{name: column[chosen] for name, column in vars(columns).items()})
+
+
+def joined(columns: _Columns, more: _Columns) -> _Columns:
+    """The rows of the first, then those of the second."""
+    return type(columns)(**{k: np.concatenate([v, getattr(more, k)]) for k, v in vars(columns).items()})
+
+
+def no_keys() -> Keys:
+    return Keys(
+        group=_NONE,
+        identity=np.zeros(0, np.uint64),
+        salt=np.zeros(0, np.uint64),
+        collective=_NONE,
+        nbytes=_NONE,
+        pipelined=np.zeros(0, np.bool_),
+        cost=np.zeros((0, N_PAIRS), np.float32),
+        channels=np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_),
+        chunks=np.zeros((0, N_PAIRS, N_CHUNKS), np.bool_),
+        context=np.zeros((0, STATIC_SIZE), np.float32),
+    )
+
+
+def no_outcome(n: int) -> Outcome:
+    no = np.zeros(n, np.bool_)
+    return Outcome(known=no, log_speedup=np.zeros(n), switched=no.copy(), probed=no.copy(), congestion=np.zeros(n))

@@ -1,0 +1,71 @@
+"""Keys that need a decision, and what is decided where a policy has drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.arrays import Bool, Float32, Int64, UInt64
+from dynamiccl_ray.control.columns import Outcome
+
+_OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "untried", "takes", "observation")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Due:
+    """Keys whose decision is over, and that need another; R of them."""
+
+    row: Int64
+    """(R,) ascending."""
+    identity: UInt64
+    salt: UInt64
+    """(R,) see ``Keys``."""
+    ordinal: Int64
+    """(R,) decisions since the key began to learn."""
+    shifts: Int64
+    """(R,) how often it has begun anew."""
+    draw: Bool
+    """(R,) whether the policy decides."""
+    fixed: Int64
+    """(R,) flat action where it does not: of what may be the best, what was measured least; in the end the best. And
+    where it does, the best, in place of what is behind."""
+    behind: Int64
+    """(N, 2) index into these R, and a flat action that was measured and is behind the best with confidence."""
+    known: Int64
+    """(M, 2) the same of actions that were measured often."""
+    untried: Int64
+    """(R,) a flat action of a pair that was not measured yet, and that NCCL believes in; -1 where there is none."""
+    takes: Int64
+    """(R,) samples that the decision will take."""
+    observation: Float32
+    """(R, observation.SIZE) before and after each decision that is drawn; else 0."""
+    outcome: Outcome
+
+    def part(self, chosen: Int64) -> Due:
+        """Those at these places, in order."""
+        columns = {name: getattr(self, name)[chosen] for name in _OF_DUE}
+        back = np.full(len(self.row), -1)
+        back[chosen] = np.arange(len(chosen))
+        of_part = {}
+        for name in ("behind", "known"):
+            pairs = getattr(self, name)
+            kept = pairs[back[pairs[:, 0]] >= 0]
+            of_part[name] = np.stack([back[kept[:, 0]], kept[:, 1]], -1)
+        return Due(**columns, **of_part, outcome=self.outcome.part(chosen))
+
+    def actions(self, drawn: Int64) -> Int64:
+        """(R,) what is decided where the policy has drawn flat actions for those keys that it decides, in order.
+
+        A draw that would only repeat what is known goes to a pair that nobody has tried: however sure a policy is, it
+        may never have seen a machine like this one.
+        """
+        wanted = self.fixed.copy()
+        wanted[self.draw] = drawn
+        behind = self.behind[wanted[self.behind[:, 0]] == self.behind[:, 1], 0]
+        wanted[behind] = self.fixed[behind]
+        known = self.known[wanted[self.known[:, 0]] == self.known[:, 1], 0]
+        known = known[self.draw[known] & (self.untried[known] >= 0)]
+        wanted[known] = self.untried[known]
+        return wanted

@@ -1,0 +1,254 @@
+"""What the control loop lets a key choose, and what it chooses instead of what was drawn."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, observed, pair, play, some_keys
+
+from dynamiccl_ray.actions import N_CHUNKS, OWN_ACTION, flat_action
+from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
+from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.loop import Due, Loop, Phase
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
+
+
+def _assert_same(one: Due, other: Due) -> None:
+    for field in fields(Due):
+        if field.name == "outcome":
+            for name, value in vars(one.outcome).items():
+                np.testing.assert_array_equal(getattr(other.outcome, name), value, err_msg=name)
+        else:
+            np.testing.assert_array_equal(getattr(other, field.name), getattr(one, field.name), err_msg=field.name)
+
+
+# -- decisions --
+
+
+def test_what_is_due_stays_the_same_until_it_is_decided_or_more_is_observed() -> None:
+    loop = loop_of(some_keys(3))
+    observed(loop, [0, 2] * 4, 3.0)
+    decided(loop, pair(1), pair(2))
+    observed(loop, [0, 2] * 2, 3.1)
+    first = loop.due()
+    _assert_same(first, loop.due())
+    # It is a copy: nothing that happens later changes it.
+    kept = loop.due()
+    loop.decide(first.row[:1], np.array([pair(3)]))
+    assert due_rows(loop) == [2]
+    _assert_same(first, kept)
+    _assert_same(first.part(np.array([1])), loop.due())
+
+
+def _contested() -> Loop:
+    """Three keys that draw: on the first pair 2 is behind pair 1, on the third pair 1 is behind pair 2."""
+    loop = loop_of(some_keys(3), draws=8)
+    best = {0: pair(1), 1: OWN_ACTION, 2: pair(2)}
+    for drawn in (OWN_ACTION, pair(1), pair(2), pair(1)):
+        play(loop, 1, lambda row, action: 2.5 if action == best[row] else 3.0, drawn=lambda _, a=drawn: np.full(3, a))
+    observed(loop, [0, 1, 2] * 2, [2.5, 3.0, 3.0] * 2)
+    return loop
+
+
+def test_what_is_behind_with_confidence_gives_way_to_the_best() -> None:
+    due = _contested().due()
+    assert due.draw.all()
+    assert due.fixed.tolist() == [pair(1), OWN_ACTION, pair(2)]
+    assert due.actions(np.full(3, pair(1))).tolist() == [pair(1), OWN_ACTION, pair(2)]
+    assert due.actions(np.full(3, pair(2))).tolist() == [pair(1), OWN_ACTION, pair(2)]
+    assert due.actions(np.full(3, pair(3))).tolist() == [pair(3)] * 3, "what was never measured is not behind"
+    drawn = np.full(3, pair(2))
+    due.actions(drawn)
+    assert drawn.tolist() == [pair(2)] * 3, "what was drawn is left alone"
+
+
+def test_a_part_of_what_is_due_is_that_part_in_the_order_asked_for() -> None:
+    due = _contested().due()
+    for chosen in ([2, 0], [1], [], [0, 1, 2]):
+        of = due.part(np.array(chosen, np.int64))
+        assert of.row.tolist() == chosen
+        np.testing.assert_array_equal(of.observation, due.observation[chosen])
+        np.testing.assert_array_equal(of.outcome.log_speedup, due.outcome.log_speedup[chosen])
+        for drawn in (pair(1), pair(2), pair(3)):
+            whole = due.actions(np.full(3, drawn))
+            assert of.actions(np.full(len(chosen), drawn)).tolist() == whole[chosen].tolist()
+        assert of.part(np.arange(len(chosen))).behind.tolist() == of.behind.tolist()
+    # A part of a part, and one without the keys that have something behind.
+    twice = due.part(np.array([2, 0, 1])).part(np.array([1]))
+    assert (twice.row.tolist(), twice.actions(np.array([pair(2)])).tolist()) == ([0], [pair(1)])
+    assert due.part(np.array([1])).behind[:, 0].tolist() == [0] * len(due.part(np.array([1])).behind)
+
+
+def test_keys_that_draw_and_keys_that_do_not_are_decided_together() -> None:
+    loop = loop_of(some_keys(2))
+    play(loop, UNTIL_EXPLOIT, lambda row, action: 3.0, rows=[0])
+    observed(loop, [0, 0, 0, 0, 1, 1, 1, 1], 3.0)
+    due = loop.due()
+    assert due.draw.tolist() == [False, True]
+    assert due.actions(np.array([pair(7)])).tolist() == [OWN_ACTION, pair(7)]
+    assert not due.observation[0].any(), "nobody looks at it"
+    assert due.observation[1].any()
+
+
+def test_what_may_be_the_best_is_compared_by_what_was_measured_least() -> None:
+    loop = loop_of(some_keys(1), draws=3, compares=4)
+    observed(loop, [0] * 4, 3.0)
+    for action, time in ((pair(1), 2.9), (pair(2), 2.9), (pair(3), 3.5)):
+        decided(loop, action)
+        observed(loop, [0] * 2, time)
+    compared = []
+    for _ in range(4):
+        decided(loop)
+        compared.append(int(loop.wanted[0]))
+        observed(loop, [0] * 4, 2.9)
+    # In turn, of two collectives each at first; NCCL's own choice and pair 3 are behind.
+    assert compared == [pair(1), pair(2), pair(1), pair(2)]
+    decided(loop)
+    assert loop.phase[0] == Phase.EXPLOIT
+    assert loop.wanted[0] == pair(1)
+
+
+def test_the_guardrail_holds_while_drawing_comparing_and_exploiting() -> None:
+    """Pair 1 is slower by 5 %, and still it is drawn whenever it may be."""
+    loop = loop_of(some_keys(1), draws=12, compares=3, guardrail={"samples": 8, "margin": 0.02})
+
+    def stubborn(due: Due) -> Int64:
+        allowed = part(due.observation[due.draw], "valid_channels")[:, 1, 0] > 0
+        return np.where(allowed, pair(1), pair(2))
+
+    wanted = []
+    for _ in range(40):
+        play(loop, 1, lambda row, action: 3.05 if action == pair(1) else 3.0, drawn=stubborn)
+        wanted.append(int(loop.wanted[0]))
+    # Two samples each: after four decisions there are eight, and what is behind may be left before that.
+    assert 1 <= wanted.count(pair(1)) <= 4
+    assert wanted[:5].count(pair(1)) == wanted.count(pair(1))
+    assert loop.phase[0] == Phase.EXPLOIT
+
+    # Even where it looks best by what it was once: it is NCCL's own choice that has become better.
+    loop = loop_of(some_keys(1), guardrail={"samples": 4, "margin": 0.02})
+    observed(loop, [0] * 4, 3.0)
+    decided(loop, pair(1))
+    observed(loop, [0] * 6, 2.95)
+    loop.evidence.baseline[0] = 2.8
+    for _ in range(10):
+        assert not loop.allowed(np.array([0]))[0, 1, 0, 0]
+        assert loop.due().fixed.tolist() == [OWN_ACTION]
+        decided(loop, OWN_ACTION)
+        observed(loop, [0] * 4, 3.0)
+        loop.evidence.baseline[0] = 2.8
+
+
+def test_a_draw_that_would_repeat_what_is_known_goes_to_a_pair_that_nobody_has_tried() -> None:
+    loop = loop_of(some_keys(2), draws=20)
+    # NCCL believes in pairs 2 and 3, in 3 more; 4 is far behind, and 5 is not offered.
+    loop.keys.cost[0, [2, 3, 4]] = 0.8, 0.3, 1.5
+    loop.keys.cost[0, 5], loop.forbidden[0, 5] = 0.0, True
+    wanted: list[list[int]] = []
+    observed(loop, np.repeat([0, 1], 4), 3.0)
+    for _ in range(12):
+        due = loop.due()
+        loop.decide(due.row, due.actions(np.full(due.draw.sum(), pair(1))))
+        wanted.append(loop.wanted.tolist())
+        observed(loop, np.repeat([0, 1], 2), np.repeat(np.where(loop.wanted == pair(1), 2.9, 3.2), 2))
+    of_first, of_second = zip(*wanted, strict=True)
+    # Four draws of two samples say enough.
+    assert of_first[:6] == (pair(1),) * 4 + (pair(3), pair(2))
+    assert set(of_first[6:]) == {pair(1)}, "each is tried once"
+    assert set(of_second) == {pair(1)}
+    # Of part of the keys the same.
+    part_of = loop.due().part(np.array([1]))
+    assert part_of.known.tolist() == [[0, OWN_ACTION], [0, pair(1)]] or part_of.known.tolist() == [[0, pair(1)]]
+    assert part_of.untried.tolist() == [-1]
+    # After a shift nothing has been tried.
+    loop.shift(np.array([0]))
+    observed(loop, [0] * 4, 3.0)
+    assert loop.due().untried[0] == pair(3)
+
+
+def test_the_guardrail_is_for_one_chunk_and_masks_a_value_once_all_that_it_is_part_of_is_worse() -> None:
+    loop = loop_of(some_keys(1), draws=8 * N_CHUNKS)
+    rows, slow = np.array([0]), [int(flat_action(5, 2, chunk)) for chunk in range(N_CHUNKS)]
+    observed(loop, [0] * 4, 3.0)
+    for n, action in enumerate(slow, 1):
+        decided(loop, action)
+        observed(loop, [0] * 8, 3.5)
+        # What was drawn all the same gives way to the best.
+        due = loop.due()
+        assert due.actions(np.array([action])).tolist() == [OWN_ACTION]
+        allowed, seen = loop.allowed(rows)[0], part(due.observation[0], "valid_channels")
+        assert allowed[5, 2].sum() == N_CHUNKS - n
+        assert allowed.sum() == loop.keys.channels.sum() * N_CHUNKS - (N_PAIRS > 0) * (N_CHUNKS - 1) - n
+        assert (seen[5, 2] > 0) == (n < N_CHUNKS)
+        assert seen[5].sum() >= len(CHANNEL_VALUES) - 1
+        assert (part(due.observation[0], "valid_chunks")[5] > 0).all(), "with other channels"
+    # Of NCCL's own choice too it is known, and that is always allowed.
+    assert allowed[OWN_PAIR, 0, 0]
+
+
+def test_a_hint_alone_never_makes_the_guardrail_forbid() -> None:
+    """However noisy: what was slower before a shift may be faster after it."""
+    loop = loop_of(some_keys(1), guardrail={"samples": 1, "margin": 0.0})
+    rows = np.array([0])
+    observed(loop, [0] * 4, 3.0)
+    decided(loop, pair(1))
+    observed(loop, [0] * 400, 9 + np.random.default_rng(0).standard_normal(400))
+    assert loop.evidence.noise[0] > 0.5
+    assert not loop.allowed(rows)[0, 1, 0, 0]
+    loop.shift(rows)
+    observed(loop, [0] * 4, 3.0)
+    assert loop.allowed(rows)[0, 1, 0, 0]
+
+
+# -- what may be chosen --
+
+
+def test_what_nccl_does_not_offer_is_not_chosen_and_its_costs_are_seen() -> None:
+    loop = loop_of(some_keys(2))
+    cost = np.full(N_PAIRS - 1, -1.0, np.float32)
+    cost[[3, 5]] = 20.0, 20.0 * np.e
+    loop.offer(1, cost)
+    allowed = loop.allowed(np.array([0, 1])).any(-1)
+    assert np.flatnonzero(allowed[1].any(-1)).tolist() == [OWN_PAIR, 4, 6]
+    assert allowed[0].any(-1).all(), "the other key's are its own"
+    assert loop.keys.cost[1].tolist() == pytest.approx(np.eye(N_PAIRS)[6].tolist())
+    observed(loop, [1] * 4, 3.0)
+    pairs = part(loop.due().observation[0], "pairs")
+    assert pairs[:, PAIR_FIELDS.index("available")].tolist() == np.isin(np.arange(N_PAIRS), [0, 4, 6]).tolist()
+    assert pairs[6, PAIR_FIELDS.index("cost")] == pytest.approx(1 / 4)
+    # A lone rank's costs are 0; and where nothing is offered, NCCL is left alone.
+    loop.offer(0, np.zeros(N_PAIRS - 1, np.float32))
+    assert loop.keys.cost[0].tolist() == [0] * N_PAIRS
+    loop.offer(0, np.full(N_PAIRS - 1, -1.0, np.float32))
+    assert np.argwhere(loop.allowed(np.array([0]))[0]).tolist() == [[OWN_PAIR, 0, 0]]
+
+
+def test_what_nccl_did_not_take_is_never_asked_for_again_even_if_it_is_offered() -> None:
+    loop = loop_of(some_keys(1))
+    loop.keys.channels[0, OWN_PAIR] = True
+    loop.forbid(0, int(flat_action(4, 2, 1)))
+    loop.forbid(0, int(flat_action(OWN_PAIR, 3, 0)))
+    loop.forbid(0, OWN_ACTION)
+    loop.offer(0, np.ones(N_PAIRS - 1, np.float32))
+    allowed = loop.allowed(np.array([0])).any(-1)[0]
+    assert not allowed[4].any()
+    assert np.flatnonzero(~allowed[OWN_PAIR]).tolist() == [3]
+    assert allowed[[1, 2, 3, 5]].all()
+
+
+def test_no_more_channels_are_asked_for_than_the_communicator_has() -> None:
+    loop = loop_of(some_keys(2))
+    loop.most_channels[1] = 4
+    allowed = loop.allowed(np.array([0, 1])).any(-1)
+    assert allowed[0, 1].all()
+    assert np.array(CHANNEL_VALUES)[allowed[1, 1]].tolist() == [0, 1, 2, 4]
+
+
+def test_the_best_of_what_was_measured_is_not_chosen_once_it_is_forbidden() -> None:
+    loop = exploiting(some_keys(1))
+    loop.forbid(0, pair(1))
+    observed(loop, [0] * 4, 2.9)
+    decided(loop)
+    assert loop.wanted[0] == OWN_ACTION
