@@ -15,7 +15,7 @@ class Learning(Section):
     """That measure NCCL's own choice before anything is tried."""
     draws: Count = 96
     """Decisions that are drawn. The policy's certainty comes from a model, so what it holds likely is measured."""
-    draw_samples: Count = 2
+    draw_samples: Count = 1
     compares: Count = 24
     """Decisions after that, in each of which that contender is measured which was measured least."""
     compare_samples: Count = 8
