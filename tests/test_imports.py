@@ -25,7 +25,7 @@ LAYERS = (
     ("evaluation",),
     ("report",),
     ("plugin_bridge",),
-    ("actors",),
+    ("actors", "torch"),
     ("trainers",),
     ("cli",),
 )
