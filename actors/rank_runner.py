@@ -25,6 +25,7 @@ from dynamiccl_ray.actors.messages import (
     CommReport,
     Coordination,
     EpochContext,
+    Member,
 )
 from dynamiccl_ray.actors.ranks import Rank
 from dynamiccl_ray.actors.reduction import Matching
@@ -33,7 +34,7 @@ from dynamiccl_ray.actors.streams import Streams
 from dynamiccl_ray.actors.waiting import Waiting
 from dynamiccl_ray.actors.watchdog import Watchdog
 from dynamiccl_ray.arrays import Int64
-from dynamiccl_ray.control.agreement import Answer
+from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, ChannelError
@@ -205,7 +206,7 @@ class RankRunner(PolicyRunner):
             actions[:] = OWN_ACTION
         wanted = {int(k): int(a) for k, a in zip(comm.keys, actions, strict=True) if a != OWN_ACTION}
         mine = [r for r in self._ranks.values() if r.comm == comm.comm]
-        settled = [rank.settle(self._coordination.settle) for rank in mine]
+        settled = [rank.settle(self._ask) for rank in mine]
         self._version[comm.comm] = comm.version_in_force
         staged = comm.in_band and any(rank.has_staged for rank in mine)
         if comm.comm in context.adopt:
@@ -259,11 +260,14 @@ class RankRunner(PolicyRunner):
             self._version[comm.comm] = version
         return True
 
+    def _ask(self, member: Member) -> Decision | None:
+        return self._coordination.settle(member)
+
     def _settle(self) -> None:
         """A rank whose runner died, or could not reach the coordinator, waits at its hold until somebody tells it the
         decision. Whoever is on its node can, long before its own runner is back."""
         for rank in self._ranks.values():
-            rank.settle(self._coordination.settle)
+            rank.settle(self._ask)
         for path in segments(self._job):
             if path.name in self._ranks:
                 continue
@@ -276,7 +280,7 @@ class RankRunner(PolicyRunner):
             with channel:
                 identity = channel.identity
                 if identity.rank is not None and channel.alive:
-                    Rank(channel, identity.comm_id, identity.rank).settle(self._coordination.settle)
+                    Rank(channel, identity.comm_id, identity.rank).settle(self._ask)
 
     # -- measuring --
 

@@ -63,9 +63,11 @@ UNDECIDED: Final = 0
 ABORT: Final = 2**64 - 1
 NO_HOLD: Final = 2**64 - 1
 UNKNOWN_RANK: Final = 2**32 - 1
+JOB_BYTES: Final = 63
+"""Of a job id; what comes after is not looked at."""
 PASSTHROUGH_CAUSES: Final = ("no_table", "bad_table", "no_entry", "masked", "user_env", "shadow")
 
-_SEGMENT_NAME = re.compile(r"dynamiccl-(?P<job>[A-Za-z0-9_.]+)-(?P<pid>\d+)-(?P<ordinal>\d+)")
+_SEGMENT_NAME = re.compile(r"dynamiccl-(?P<job>[A-Za-z0-9_.=]+)-(?P<pid>\d+)-(?P<ordinal>\d+)")
 
 
 class Prepared(IntEnum):
@@ -167,6 +169,7 @@ def _library() -> ctypes.CDLL:
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "dcc_open": (pointer, [ctypes.c_int, ctypes.c_char_p]),
         "dcc_close": (None, [pointer]),
+        "dcc_owner_lives": (ctypes.c_int, [ctypes.c_int]),
         "dcc_identity": (None, [pointer, ctypes.POINTER(_Identity)]),
         "dcc_status": (None, [pointer, ctypes.POINTER(_Status)]),
         "dcc_drain": (ctypes.c_size_t, [pointer, pointer, ctypes.c_size_t]),
@@ -311,6 +314,9 @@ class Channel:
             raise (ChannelBusyError if busy else ChannelError)(f"{path}: {error.value.decode()}")
         if claim:
             _c().dcc_beat(self._segment, time.monotonic_ns(), os.getpid())
+        else:
+            os.close(self._fd)
+            self._fd = -1
 
     @property
     def _mapped(self) -> int:
@@ -489,8 +495,11 @@ class Channel:
     @property
     def alive(self) -> bool:
         """Whether the training process is there and has not closed the communicator."""
-        identity = self.identity
-        return not identity.closed and process_alive(identity.pid, identity.start_time)
+        if self.identity.closed:
+            return False
+        if self._fd >= 0:
+            return bool(_c().dcc_owner_lives(self._fd))
+        return owner_lives(self.path)
 
 
 def c_digest(table: DecisionTable) -> int:
@@ -535,8 +544,22 @@ def segment_pid(path: Path) -> int:
 
 
 def sanitized(job: str) -> str:
-    """A job id as the plugin writes it into file names."""
-    return re.sub(r"[^A-Za-z0-9_.]", "_", job)[:63]
+    """A job id as the plugin writes it into file names: its first 63 bytes, those that are no ASCII letter, digit, _ or .
+    as =XX."""
+    raw = job.encode(errors="surrogateescape")[:JOB_BYTES]
+    return "".join(chr(c) if re.fullmatch(rb"[A-Za-z0-9_.]", bytes([c])) else f"={c:02X}" for c in raw)
+
+
+def owner_lives(path: Path) -> bool:
+    """Whether the process that made a segment lives, in whatever PID namespace: it holds a lock on the file."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return bool(_c().dcc_owner_lives(fd))
+    finally:
+        os.close(fd)
 
 
 def process_alive(pid: int, start_time: int) -> bool:
@@ -550,21 +573,26 @@ def process_alive(pid: int, start_time: int) -> bool:
 
 
 def remove_stale(job: str | None = None) -> list[Path]:
-    """Removes segments whose process is gone and returns their names. Live ones are never touched."""
+    """Removes segments whose process is gone and returns their names. Live ones are never touched, nor what another
+    user has made."""
     removed = []
     for path in segments(job):
-        match = _SEGMENT_NAME.fullmatch(path.name)
-        assert match is not None
         try:
             with Channel(path, claim=False) as channel:
                 stale = not channel.alive
+        except ChannelBusyError:
+            stale = not owner_lives(path)
         except ChannelError:
-            # Not readable by this build: the process id in the name is all there is to go by.
-            stale = not Path(f"/proc/{match['pid']}").exists()
+            # Perhaps of a build that took no lock.
+            stale = _is_ours(path) and not owner_lives(path) and not Path(f"/proc/{segment_pid(path)}").exists()
         if stale:
-            try:
-                path.unlink(missing_ok=True)
-            except PermissionError:
-                continue  # another user's
+            path.unlink(missing_ok=True)
             removed.append(path)
     return removed
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import typer
@@ -55,4 +56,4 @@ def plugin_env(
         emit(variables)
     else:
         for name, value in variables.items():
-            print(f"export {name}={value}")
+            print(f"export {name}={shlex.quote(value)}")

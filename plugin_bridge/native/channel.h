@@ -31,6 +31,8 @@
 #define DCC_MAX_CHUNK_LOG2 26
 #define DCC_MAX_VERSION UINT32_MAX /* a record has 32 bits for it */
 
+#define DCC_MOST_RANKS (1u << 20)
+
 #define DCC_NO_HOLD UINT64_MAX
 #define DCC_UNDECIDED 0u
 #define DCC_ABORT UINT64_MAX

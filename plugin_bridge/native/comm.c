@@ -5,8 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "segment.h"
+
+#define MOST_LOOKS 2000 /* a millisecond each */
 
 /* Start-up and shut-down only. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -52,8 +56,25 @@ static struct comm *blank(void) {
     return comm;
 }
 
+/* A forked child has the communicators' memory and none of their threads. It must neither call into the
+ * parent's segments nor remove them. */
+static void in_child(void) {
+    pthread_mutex_init(&lock, NULL); /* whoever held it is not here */
+    for (struct comm *comm = comms; comm; comm = comm->next) {
+        if (comm->seg)
+            close(comm->lock_fd);
+        comm->seg = NULL;
+    }
+}
+
+static void watch_forks(void) {
+    pthread_atfork(NULL, NULL, in_child);
+}
+
 static struct comm *create(nccl_logger log) {
     static bool complained;
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
     struct comm *comm = blank();
     if (!comm)
         return NULL;
@@ -62,7 +83,7 @@ static struct comm *create(nccl_logger log) {
     comm->no_table_cause = DCC_NO_TABLE;
     comm->user_env = user_chose_algorithm();
     char error[512];
-    comm->seg = segment_create(comm->path, error);
+    comm->seg = segment_create(comm->path, &comm->lock_fd, error);
     if (comm->seg) {
         comm->seg->identity.user_env = comm->user_env;
     } else {
@@ -160,6 +181,18 @@ struct comm *comm_attach_tuner(unsigned abi, uint64_t id, size_t ranks, size_t n
     return comm;
 }
 
+/* Whether nobody is at a hold any more. NCCL ends a communicator under a call only when it is aborted. */
+static bool no_one_waits(struct comm *comm) {
+    atomic_store_explicit(&comm->closing, 1, memory_order_release);
+    for (int i = 0; i < MOST_LOOKS; i++) {
+        /* Acquire pairs with the release in comm_decide(): that call does not touch the segment any more. */
+        if (!atomic_load_explicit(&comm->waiting, memory_order_acquire))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return false;
+}
+
 /* The last of tuner and profiler closes the channel. */
 static void leave(struct comm *comm) {
     pthread_mutex_lock(&lock);
@@ -169,11 +202,15 @@ static void leave(struct comm *comm) {
                 *p = comm->next;
                 break;
             }
-        if (comm->seg)
-            segment_remove(comm->seg, comm->path);
-        comm->seg = NULL;
-        comm->next = recycled;
-        recycled = comm;
+        if (!comm->seg || no_one_waits(comm)) {
+            if (comm->seg)
+                segment_remove(comm->seg, comm->path, comm->lock_fd);
+            comm->seg = NULL;
+            comm->next = recycled;
+            recycled = comm;
+        } else { /* its memory stays for good: a thread is in it */
+            segment_close(comm->seg, comm->path, comm->lock_fd);
+        }
     }
     pthread_mutex_unlock(&lock);
 }

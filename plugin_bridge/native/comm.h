@@ -99,6 +99,9 @@ struct comm {
     _Alignas(64) struct dcc_record decisions[COMM_DECISIONS];
     struct claim claims[COMM_DECISIONS]; /* under `starting` */
 
+    _Atomic uint32_t waiting; /* threads at a hold */
+    _Atomic uint32_t closing; /* 1: they wait no more */
+
     /* Under the lock in comm.c. */
     unsigned users; /* tuner, profiler */
     bool has_tuner, has_profiler;
@@ -106,6 +109,7 @@ struct comm {
     pthread_t creator;
     nccl_logger log;
     char path[256];
+    int lock_fd; /* holds the lock that says that this process lives */
     struct comm *next;
 };
 

@@ -25,6 +25,8 @@ static __attribute__((noinline)) uint64_t word_at_hold(struct comm *comm, uint64
     struct dcc_runner_words *runner = &comm->seg->runner;
     uint64_t waited_from = 0;
     uint64_t word;
+    /* Until the end of the call: leave() unmaps nothing under it. */
+    atomic_fetch_add(&comm->waiting, 1);
     for (unsigned spins = 0;; spins++) {
         dcc_interleave();
         if (d < load(&runner->hold_at, acquire)) {
@@ -59,6 +61,10 @@ static __attribute__((noinline)) uint64_t word_at_hold(struct comm *comm, uint64
         if (!waited_from) {
             waited_from = comm_host_ns();
             count(&comm->seg->plugin.hold_waits, 1);
+        }
+        if (load(&comm->closing, acquire)) { /* ncclCommAbort, from another thread: nothing is launched */
+            word = load(&runner->base, acquire);
+            break;
         }
         if (spins > 100)
             nanosleep(&(struct timespec){.tv_nsec = spins < 1000 ? 20000 : 1000000}, NULL);
@@ -159,7 +165,8 @@ static inline void remember_chunk(struct comm *comm, unsigned func, const struct
     }
 }
 
-static inline __attribute__((always_inline)) void decide(struct comm *comm, int func, size_t bytes,
+/* Returns whether the call came to a hold. */
+static inline __attribute__((always_inline)) bool decide(struct comm *comm, int func, size_t bytes,
                                                          int pipe_ops, float *cost, int algos, int protos,
                                                          int *channels) {
     struct dcc_segment *seg = comm->seg;
@@ -169,7 +176,8 @@ static inline __attribute__((always_inline)) void decide(struct comm *comm, int 
     dcc_interleave();
     uint64_t hold_at = load(&seg->runner.hold_at, seq_cst);
     dcc_interleave();
-    uint64_t word = unlikely(d >= hold_at) ? word_at_hold(comm, d) : load(&seg->runner.base, acquire);
+    bool held = unlikely(d >= hold_at);
+    uint64_t word = held ? word_at_hold(comm, d) : load(&seg->runner.base, acquire);
     if (unlikely(word != comm->table_word))
         use_table(comm, word);
 
@@ -179,7 +187,7 @@ static inline __attribute__((always_inline)) void decide(struct comm *comm, int 
         publish_fingerprint(comm);
 
     if (unlikely((unsigned)func >= DCC_FUNCS))
-        return;
+        return held;
     uint32_t key = dcc_key((unsigned)func, bytes, pipe_ops);
     if (unlikely(!(comm->cost_shown[key / 32] >> (key % 32) & 1)))
         show_cost(comm, key, cost, algos, protos);
@@ -233,20 +241,22 @@ static inline __attribute__((always_inline)) void decide(struct comm *comm, int 
     remember_chunk(comm, (unsigned)func, made);
     if (likely(room)) /* pairs with the acquire in claim() */
         store(&comm->decided, position + 1, release);
+    return held;
 }
 
 /* One call in DCC_FINGERPRINT_CALLS is timed. */
-static __attribute__((noinline)) void decide_timed(struct comm *comm, int func, size_t bytes, int pipe_ops,
+static __attribute__((noinline)) bool decide_timed(struct comm *comm, int func, size_t bytes, int pipe_ops,
                                                    float *cost, int algos, int protos, int *channels) {
     struct dcc_plugin_words *plugin = &comm->seg->plugin;
     uint64_t waited = load(&plugin->hold_wait_ns, relaxed);
     uint64_t begin = comm_host_ns();
-    decide(comm, func, bytes, pipe_ops, cost, algos, protos, channels);
+    bool held = decide(comm, func, bytes, pipe_ops, cost, algos, protos, channels);
     uint64_t end = comm_host_ns();
     waited = load(&plugin->hold_wait_ns, relaxed) - waited;
     count(&plugin->overhead_ns, end - begin > waited ? end - begin - waited : 0);
     count(&plugin->overhead_calls, 1);
     store(&plugin->heartbeat_ns, end, relaxed);
+    return held;
 }
 
 int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cost, int algos, int protos,
@@ -255,10 +265,11 @@ int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cos
     struct comm *comm = context;
     if (unlikely(!comm || !comm->seg))
         return NCCL_SUCCESS;
-    if (unlikely(comm->dseq % DCC_FINGERPRINT_CALLS == DCC_FINGERPRINT_CALLS / 2))
-        decide_timed(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
-    else
-        decide(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
+    bool held = unlikely(comm->dseq % DCC_FINGERPRINT_CALLS == DCC_FINGERPRINT_CALLS / 2)
+                    ? decide_timed(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels)
+                    : decide(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
+    if (unlikely(held)) /* pairs with the acquire in leave() */
+        atomic_fetch_sub_explicit(&comm->waiting, 1, memory_order_release);
     return NCCL_SUCCESS;
 }
 

@@ -1,10 +1,13 @@
+#define _GNU_SOURCE
 #include "reader.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "ring.h"
 #include "short.h"
@@ -15,12 +18,36 @@
 #define MAX_MARGIN (1ull << 32)
 #define JOB_LOOKS 8
 
+static void say_abi(char *error, uint32_t abi) {
+    snprintf(error, ERROR_BYTES,
+             "written by a plugin of channel ABI %u, this side speaks %u: install the same release on both",
+             abi, DCC_ABI);
+}
+
 struct dcc_segment *dcc_open(int fd, char *error) {
     struct stat st;
     struct dcc_segment *seg = NULL;
-    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (size_t)st.st_size < sizeof *seg) {
-        snprintf(error, ERROR_BYTES, "not a channel of this version: %lld bytes, expected %zu",
-                 (long long)st.st_size, sizeof *seg);
+    struct {
+        uint64_t magic;
+        uint32_t abi;
+    } head;
+    if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode) || (size_t)st.st_size != sizeof *seg) {
+        bool another = pread(fd, &head, sizeof head, 0) == (ssize_t)sizeof head && head.magic == DCC_MAGIC &&
+                       head.abi != DCC_ABI;
+        if (another)
+            say_abi(error, head.abi);
+        else
+            snprintf(error, ERROR_BYTES, "not a channel of this version: %lld bytes, expected %zu",
+                     (long long)st.st_size, sizeof *seg);
+        errno = EINVAL;
+        return NULL;
+    }
+    /* Whoever may write to the file may also cut it short under whoever has it mapped, which is a SIGBUS. */
+    if (st.st_uid != geteuid() || (st.st_mode & 077)) {
+        snprintf(error, ERROR_BYTES,
+                 "belongs to user %u with mode %03o: run as the user of the training (this one is %u), and "
+                 "let no others open it",
+                 (unsigned)st.st_uid, (unsigned)(st.st_mode & 0777), (unsigned)geteuid());
         errno = EINVAL;
         return NULL;
     }
@@ -38,20 +65,25 @@ struct dcc_segment *dcc_open(int fd, char *error) {
         snprintf(error, ERROR_BYTES, "not a channel: magic %016llx, expected %016llx",
                  (unsigned long long)seg->magic, DCC_MAGIC);
     else if (seg->abi != DCC_ABI)
-        snprintf(
-            error, ERROR_BYTES,
-            "written by a plugin of channel ABI %u, this side speaks %u: install the same release on both",
-            seg->abi, DCC_ABI);
+        say_abi(error, seg->abi);
     else if (seg->record_bytes != sizeof(struct dcc_record) || seg->ring_records != DCC_RING_RECORDS ||
              seg->table_bytes != sizeof(struct dcc_table) || seg->segment_bytes != sizeof *seg)
         snprintf(error, ERROR_BYTES, "layout of another build: record %u, ring %u, table %u bytes",
                  seg->record_bytes, seg->ring_records, seg->table_bytes);
+    else if (load(&seg->identity.ranks, relaxed) > DCC_MOST_RANKS)
+        snprintf(error, ERROR_BYTES, "says that its communicator has %u ranks, more than %u: damaged",
+                 load(&seg->identity.ranks, relaxed), DCC_MOST_RANKS);
     if (error[0]) {
         munmap(seg, sizeof *seg);
         errno = state == DCC_STARTING ? EAGAIN : EINVAL;
         return NULL;
     }
     return seg;
+}
+
+int dcc_owner_lives(int fd) {
+    struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    return fcntl(fd, F_OFD_GETLK, &held) == 0 && held.l_type != F_UNLCK;
 }
 
 void dcc_close(struct dcc_segment *seg) {

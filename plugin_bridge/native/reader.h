@@ -53,6 +53,9 @@ enum dcc_prepared {
 struct dcc_segment *dcc_open(int fd, char *error);
 void dcc_close(struct dcc_segment *seg);
 
+/* Whether the process that made the segment in this open file lives, in whatever PID namespace. */
+int dcc_owner_lives(int fd);
+
 void dcc_identity(struct dcc_segment *seg, struct dcc_identity_view *out);
 void dcc_status(struct dcc_segment *seg, struct dcc_status *out);
 size_t dcc_drain(struct dcc_segment *seg, struct dcc_record *out, size_t max);

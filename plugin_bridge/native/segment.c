@@ -1,13 +1,14 @@
 #define _GNU_SOURCE
 #include "segment.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -37,20 +38,49 @@ static uint64_t start_time(void) {
     return p ? strtoull(p + 1, NULL, 10) : 0;
 }
 
-static void job_name(char *out, size_t size) {
-    const char *job = getenv("DYNAMICCL_JOB_ID");
-    snprintf(out, size, "%s", job && *job ? job : "default");
-    for (char *p = out; *p; p++)
-        if (!isalnum((unsigned char)*p) && !strchr("._", *p))
-            *p = '_';
+/* As it stands in file names: everything but ASCII letters, digits, '_' and '.' as =XX, so that no two ids
+ * share a name. plugin_bridge/channel.py does the same. */
+static void file_name(const char *job, char *out) {
+    for (; *job; job++) {
+        unsigned char c = (unsigned char)*job;
+        bool plain = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+                     c == '.';
+        out += sprintf(out, plain ? "%c" : "=%02X", c);
+    }
+    *out = 0;
 }
 
-struct dcc_segment *segment_create(char *path, char *error) {
+/* On a file of its own: a lock lasts as long as any mapping of its open file, and forked children have those.
+ */
+static int lock(const char *path) {
+    int fd = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
+    struct flock held = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+    if (fd >= 0 && fcntl(fd, F_OFD_SETLK, &held) != 0) {
+        int error = errno;
+        close(fd);
+        errno = error;
+        return -1;
+    }
+    return fd;
+}
+
+struct dcc_segment *segment_create(char *path, int *lock_fd, char *error) {
     const char *dir = getenv("DYNAMICCL_SHM_DIR");
     if (!dir || !*dir)
         dir = "/dev/shm";
-    char job[DCC_NAME_BYTES] = {0};
-    job_name(job, sizeof job);
+    const char *given = getenv("DYNAMICCL_JOB_ID");
+    char job[DCC_NAME_BYTES] = {0}, name[3 * DCC_NAME_BYTES];
+    snprintf(job, sizeof job, "%s", given && *given ? given : "default");
+    file_name(job, name);
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < sizeof(struct dcc_segment)) {
+        snprintf(
+            error, 512,
+            "no file may be larger than %llu bytes here, and a channel has %zu; tuning stays off (ulimit -f)",
+            (unsigned long long)limit.rlim_cur, sizeof(struct dcc_segment));
+        return NULL;
+    }
     struct statvfs fs;
     if (statvfs(dir, &fs) != 0) {
         snprintf(error, 512, "cannot read %.200s: %s; tuning stays off", dir, strerror(errno));
@@ -70,7 +100,7 @@ struct dcc_segment *segment_create(char *path, char *error) {
     int fd;
     do {
         ordinal = atomic_fetch_add(&ordinals, 1);
-        if ((size_t)snprintf(path, 256, "%s/dynamiccl-%s-%d-%u", dir, job, (int)getpid(), ordinal) >= 256) {
+        if ((size_t)snprintf(path, 256, "%s/dynamiccl-%s-%d-%u", dir, name, (int)getpid(), ordinal) >= 256) {
             snprintf(error, 512, "DYNAMICCL_SHM_DIR=%.200s is too long; tuning stays off", dir);
             return NULL;
         }
@@ -92,6 +122,10 @@ struct dcc_segment *segment_create(char *path, char *error) {
         failed = seg == MAP_FAILED ? errno : 0;
     }
     close(fd);
+    if (!failed && (*lock_fd = lock(path)) < 0) {
+        failed = errno;
+        munmap(seg, sizeof *seg);
+    }
     if (failed) {
         unlink(path);
         snprintf(error, 512, "cannot reserve %zu bytes for %.255s: %s; tuning stays off", sizeof *seg, path,
@@ -117,9 +151,14 @@ struct dcc_segment *segment_create(char *path, char *error) {
     return seg;
 }
 
-void segment_remove(struct dcc_segment *seg, const char *path) {
+void segment_close(struct dcc_segment *seg, const char *path, int lock_fd) {
     atomic_store_explicit(&seg->state, DCC_CLOSED, memory_order_release);
-    munmap(seg, sizeof *seg);
     unlink(path);
+    close(lock_fd);
     atomic_fetch_add(&dynamiccl_segments_changed, 1);
+}
+
+void segment_remove(struct dcc_segment *seg, const char *path, int lock_fd) {
+    segment_close(seg, path, lock_fd);
+    munmap(seg, sizeof *seg);
 }

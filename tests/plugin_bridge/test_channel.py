@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import struct
@@ -257,6 +258,7 @@ def test_a_header_of_another_kind(
 ) -> None:
     copy = tmp_path / "copy"
     copy.write_bytes(segment[1].read_bytes())
+    copy.chmod(0o600)
     write_at(copy, offset, data)
     with pytest.raises(ChannelError, match=message):
         Channel(copy)
@@ -273,13 +275,14 @@ def test_a_header_of_another_kind(
         (bytes(SEGMENT_BYTES - 1), "expected 1147200"),
         (bytes(SEGMENT_BYTES), "still starting"),
         (np.random.default_rng(1).bytes(SEGMENT_BYTES), "not a channel: magic"),
-        (np.random.default_rng(1).bytes(32) + bytes(SEGMENT_BYTES), "not a channel: magic"),
+        (np.random.default_rng(1).bytes(32) + bytes(SEGMENT_BYTES - 32), "not a channel: magic"),
     ],
     ids=["empty", "short", "truncated", "zeros", "noise", "noise-not-ready"],
 )
 def test_a_file_of_another_kind(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "dynamiccl-x-1-0"
     path.write_bytes(content)
+    path.chmod(0o600)
     with pytest.raises(ChannelError, match=message) as caught:
         Channel(path)
     assert str(path) in str(caught.value)
@@ -311,7 +314,7 @@ def test_names_are_sanitized_alike_on_both_sides(rig: Rig) -> None:
         job.start()
         (path,) = wait_for(lambda: list(segments(name)), what="the segment")
         assert path.name == f"dynamiccl-{sanitized(name)}-{job.pids()[0]}-0"
-    assert sanitized(name) == "a_b_c_d_x.Y_" + "z" * 51
+    assert sanitized(name) == "a=20b=2Fc=2Dd=3Ax.Y_" + "z" * 51
 
 
 def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[NcclJob, Path]) -> None:
@@ -328,6 +331,8 @@ def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[N
     unreadable_dead.write_bytes(b"old")
     unreadable_live = rig.shm / f"dynamiccl-other-{os.getpid()}-1"
     unreadable_live.write_bytes(b"old")
+    held = unreadable_live.open("r+b")
+    fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
     foreign = rig.shm / "dynamiccl-notes.txt"
     foreign.write_text("mine")
     assert set(segments()) == {live, of_dead, recycled, unreadable_dead, unreadable_live}
@@ -335,6 +340,7 @@ def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[N
     assert remove_stale("no such job") == []
     assert set(remove_stale()) == {of_dead, recycled, unreadable_dead}
     assert set(rig.shm.iterdir()) == {live, unreadable_live, foreign}
+    held.close()
     unreadable_live.unlink()
     foreign.unlink()
     assert process_alive(pid, Channel(live, claim=False).identity.start_time)

@@ -151,6 +151,7 @@ def test_the_segments_of_other_processes_are_left_alone(rig: Rig) -> None:
     # The same process id, as in another PID namespace: the segment says when its process started.
     ours = channel.path.with_name(f"dynamiccl-{rig.job_id}-{os.getpid()}-0")
     ours.write_bytes(channel.path.read_bytes())
+    ours.chmod(0o600)
     write_at(ours, 56, os.getpid().to_bytes(4, "little"))
     with Channel(ours, claim=False) as copy:
         assert copy.identity.pid == os.getpid()
