@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NotRequired, TypedDict
 
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
@@ -34,6 +34,7 @@ from dynamiccl_ray.actors.streams import Streams
 from dynamiccl_ray.actors.waiting import Waiting
 from dynamiccl_ray.actors.watchdog import Watchdog
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
@@ -58,20 +59,29 @@ LOOK_AFTER_S: Final = 0.25
 IDLE_S: Final = 0.2
 
 
-class RankRunner(PolicyRunner):
-    """``config.env_config``: ``coordination`` (called to reach the coordinator), ``job`` and ``experiment``.
+class RankEnv(TypedDict):
+    """``config.env_config`` of a ``RankRunner``."""
 
-    ``advance``, if there, lets a played job go on by one step and returns when it stands still: epochs then begin and
-    end at the same call in every run, and a run can be repeated exactly.
-    """
+    experiment: Online
+    coordination: Callable[[], Coordination]
+    """Called to reach the coordinator, in the runner's process."""
+    advance: NotRequired[Callable[[], None]]
+    """Lets a played job go on by one step and returns when it stands still: epochs then begin and end at the same call
+    in every run, and a run can be repeated exactly."""
+    phase_rounds: NotRequired[Callable[[], int]]
+    """For the learner: rounds since the phase began."""
+
+
+class RankRunner(PolicyRunner):
+    """``config.env_config`` is a ``RankEnv``."""
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        env = config.env_config
-        self._coordination: Coordination = env["coordination"]()
-        self._job: str = env["job"]
+        env: RankEnv = config.env_config
+        self._coordination = env["coordination"]()
         self._experiment = env["experiment"]
-        self._advance: Callable[[], None] | None = env.get("advance")
+        self._job = self._experiment.job
+        self._advance = env.get("advance")
         self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
         self._ranks: dict[str, Rank] = {}
         self._matching: dict[int, Matching] = {}

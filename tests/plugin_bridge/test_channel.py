@@ -327,6 +327,8 @@ def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[N
     of_dead.write_bytes(content[:56] + struct.pack("<I", dead.pid) + content[60:])
     recycled = rig.shm / f"dynamiccl-other-{pid}-7"
     recycled.write_bytes(content[:48] + struct.pack("<Q", 1) + content[56:])
+    for copy in (of_dead, recycled):
+        copy.chmod(0o600)
     unreadable_dead = rig.shm / f"dynamiccl-other-{dead.pid}-1"
     unreadable_dead.write_bytes(b"old")
     unreadable_live = rig.shm / f"dynamiccl-other-{os.getpid()}-1"

@@ -162,7 +162,7 @@ os._exit(0)
 
 
 def test_a_limit_on_file_sizes_turns_tuning_off_and_kills_nobody(shm: Path) -> None:
-    code = f"""
+    code = """
 resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
 import ctypes
 from dynamiccl_ray.plugin_bridge import plugin_path

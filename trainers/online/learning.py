@@ -8,7 +8,7 @@ from typing import Any
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from dynamiccl_ray.actors.messages import Coordination
-from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.actors.rank_runner import RankEnv, RankRunner
 from dynamiccl_ray.actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.trainers.common.ppo import configure
@@ -35,7 +35,7 @@ def ppo_config(
         .environment(
             observation_space=OBSERVATION_SPACE,
             action_space=ACTION_SPACE,
-            env_config={"coordination": coordination, "job": experiment.job, "experiment": experiment},
+            env_config=RankEnv(coordination=coordination, experiment=experiment),
         )
         .env_runners(
             env_runner_cls=RankRunner,
