@@ -544,8 +544,8 @@ def segment_pid(path: Path) -> int:
 
 
 def sanitized(job: str) -> str:
-    """A job id as the plugin writes it into file names: its first 63 bytes, those that are no ASCII letter, digit, _ or .
-    as =XX."""
+    """A job id as the plugin writes it into file names: its first 63 bytes, and as =XX those that are no ASCII letter,
+    digit, _ or dot."""
     raw = job.encode(errors="surrogateescape")[:JOB_BYTES]
     return "".join(chr(c) if re.fullmatch(rb"[A-Za-z0-9_.]", bytes([c])) else f"={c:02X}" for c in raw)
 
