@@ -99,7 +99,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
     return [said["losses"] for said in finished(start("none", out, STEPS, "without"), out)]
 
 
-STEPS = 1200
+STEPS = 600
 
 
 @pytest.mark.parametrize("options", [(), ("explicit",)], ids=["hook", "explicit"])

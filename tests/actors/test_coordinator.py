@@ -428,6 +428,25 @@ def test_a_state_that_is_damaged_or_made_by_others_is_refused_and_never_run(raw:
         Run(store)
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_at_the_end_only_what_is_exploited_may_stay(keep: bool) -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    run.until(Phase.EXPLOIT)
+    run.us[OTHER] = dict.fromkeys(range(100_000), 100.0)
+    while run.core.status().keys.get("learn", 0) == 0:
+        run.epoch(wants=TREE)
+    run.epoch(wants=TREE)
+    assert run.its.in_force == {KEY: RING.flat, OTHER: TREE.flat}, "one exploits, one is being tried"
+    before = run.context.version
+    run.core.release(keep=keep)
+    assert run.context.release
+    assert run.context.version > before
+    assert len(run.its.due.row) == 0
+    wanted = dict(zip(run.its.keys.tolist(), run.its.wanted.tolist(), strict=True))
+    assert wanted == {KEY: RING.flat if keep else 0, OTHER: 0}
+
+
 def test_different_tables_make_the_leaders_the_next_one() -> None:
     run = Run().join()
     run.epoch()

@@ -119,8 +119,15 @@ def test_a_coordinator_killed_around_commit_decides_nothing_twice(rigs: Any, cra
     assert rig.finish() == 0
 
 
-@pytest.mark.parametrize("part", ["coordinator", "runner"])
-@pytest.mark.parametrize("stopping", [StopsBeforeCommit, StopsAfterCommit])
+@pytest.mark.parametrize(
+    ("stopping", "part"),
+    [
+        (StopsBeforeCommit, "coordinator"),
+        (StopsAfterCommit, "runner"),
+        pytest.param(StopsAfterCommit, "coordinator", marks=pytest.mark.slow),
+        pytest.param(StopsBeforeCommit, "runner", marks=pytest.mark.slow),
+    ],
+)
 def test_who_stops_on_the_way_to_a_decision_is_replaced(rigs: Any, stopping: type[Crashing], part: str) -> None:
     """A stopped process keeps its claims and its memory; ranks that promised wait for it."""
     rig = rigs(stopping)

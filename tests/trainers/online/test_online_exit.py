@@ -17,8 +17,12 @@ import pytest
 from attached import training
 from small import small_experiment
 
+from dynamiccl_ray.actions import Action
+from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.keys import key_of
+from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
+from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
 from dynamiccl_ray.trainers.online.run import run_online
 
@@ -72,19 +76,29 @@ def test_the_ranks_go_back_to_nccls_choice(running: NcclJob, tmp_path: Path, job
     _ends_well(running)
 
 
-def test_what_is_exploited_may_stay_and_the_next_run_goes_on_from_it(
+def test_a_run_beside_ranks_that_hold_a_table_of_another_goes_on_from_it(
     running: NcclJob, tmp_path: Path, job: str
 ) -> None:
+    """Nothing but the segments says what is in force: no state, no store and no name of the run before."""
+    comms: dict[int, list[Channel]] = {}
+    for path in segments(job):
+        channel = Channel(path)
+        comms.setdefault(channel.identity.comm_id, []).append(channel)
+    action = Action(pair=pair_index(Algorithm.RING, Protocol.LL), channels=1)
+    table = DecisionTable.of(41, {key_of(4, 1 << 14, False): action}, max_channels=4)
+    for channels in comms.values():
+        prepared = [channel.prepare(table, 100) for channel in channels]
+        assert {outcome for outcome, _, _ in prepared} == {Prepared.PREPARED}
+        assert all(channel.decide(41, max(hold_at for _, hold_at, _ in prepared)) for channel in channels)
+    for channels in comms.values():
+        for channel in channels:
+            channel.close()
     said: list[str] = []
-    rounds = 60
-    first = run_online(_attached(job, rounds=rounds, keep=True), tmp_path / "first", serial=True, say=said.append)
-    kept = _tables(job)
-    assert first["history"][-1]["keys"]["exploit"] > 0
-    assert min(kept) > 0, "nothing was kept"
-    assert "a table for" in said[-1]
-    second = run_online(_attached(job, rounds=3), tmp_path / "second", serial=True)
-    assert second["collectives"] > 50, "beside ranks that hold a table nothing was measured"
-    assert second["switches"] > 0
+    summary = run_online(_attached(job, rounds=4), tmp_path / "run", serial=True, say=said.append)
+    assert summary["collectives"] > 50, "beside ranks that hold a table nothing was measured"
+    assert min(summary["history"][0]["versions"].values()) >= 41, "it was not adopted"
+    assert summary["switches"] > 0
+    assert said[-1] == "in force: NCCL's own choice"
     assert _tables(job) == [0] * RANKS * COMMS
     _ends_well(running)
 
@@ -115,8 +129,15 @@ def _until_something_is_in_force(job: str, process: subprocess.Popen[bytes]) -> 
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("how", [pytest.param(("--serial",), id="serial"), pytest.param((), id="ray")])
+@pytest.mark.parametrize(
+    ("told", "how"),
+    [
+        pytest.param(signal.SIGINT, ("--serial",), id="Ctrl-C, serial"),
+        pytest.param(signal.SIGTERM, (), id="SIGTERM, Ray"),
+        pytest.param(signal.SIGINT, (), id="Ctrl-C, Ray", marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, ("--serial",), id="SIGTERM, serial", marks=pytest.mark.slow),
+    ],
+)
 def test_told_to_end_while_it_learns(
     running: NcclJob, tmp_path: Path, job: str, told: signal.Signals, how: tuple[str, ...]
 ) -> None:
