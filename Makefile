@@ -20,7 +20,7 @@ HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_
 C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/real_nccl/native/*.c)
 STRESS_SRC := tests/plugin_bridge/native/stress.c
 
-.PHONY: demo train test test-all acceptance sanitize real-nccl native lint format venv clean
+.PHONY: demo train test test-all acceptance model sanitize real-nccl native lint format venv clean
 
 demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
@@ -91,6 +91,10 @@ $(LIB)/libnccl-emulated.so: $(EMULATED_SRC) $(GPU_SRC) $(HEADERS) $(EMULATED)/ex
 # The demo as a newcomer runs it, and its promises checked.
 acceptance: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -q -m "" tests/test_demo.py
+
+# The agreement as a model, over all of its states: docs/agreement_model.md. Needs spin and gcc, and nothing of ours.
+model:
+	python3 model/check.py
 
 # The plugin, the emulated NCCL that drives it and a threaded stress test of both ends of the channel, under each sanitizer.
 sanitize: $(VENV)/ready
