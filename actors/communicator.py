@@ -60,8 +60,8 @@ class Communicator:
 
     @property
     def complete(self) -> bool:
-        """All of its ranks are served."""
-        return self.members.keys() >= self.agreement.ranks
+        """All of its ranks are served, and were heard by this coordinator."""
+        return self.members.keys() >= self.agreement.ranks and not self.agreement.silent
 
     def position(self, keys: Iterable[int]) -> Int64:
         """Where each key is in ``keys``; -1 for those that are not."""

@@ -27,7 +27,7 @@ from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
-from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store
+from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, new_term
 from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
@@ -57,6 +57,7 @@ class Coordinator:
         self._entropy: list[float] = []
         self.alarms: list[Alarm] = []
         self.next_version = 1
+        self.term = new_term()
         self.stopping = False
         self._keeping: bool | None = None
         saved = store.get(f"{plan.run}/state")
@@ -73,12 +74,24 @@ class Coordinator:
 
     def join(self, runner: str, members: list[Member]) -> EpochContext:
         """A runner serves these ranks from now on, and no others."""
+        self._outdo(members)
         self.membership.join(runner, members)
         self.next_version = max([self.next_version, *(member.standing.newest + 1 for member in members)])
         for comm_id, comm in self.comms.items():
             if comm.complete and not comm.off:
                 self._turn_off(comm_id, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
         return self.context
+
+    def _outdo(self, members: list[Member]) -> None:
+        """Where another coordinator was shown a rank since, what was heard before is worth nothing: all ranks have to
+        be heard again, under a term above its own."""
+        met = max((member.term for member in members), default=0)
+        if met > self.term:
+            log.warning("another control plane serves, or served, ranks of this job; asking all ranks again")
+            self.term = new_term(met)
+            for comm in self.comms.values():
+                comm.agreement = Agreement(comm.agreement.ranks, self.term)
+            self.context = dataclasses.replace(self.context, comms=(), term=self.term)
 
     def leave(self, runner: str) -> None:
         """A runner is gone; its ranks wait for another one."""
@@ -96,7 +109,7 @@ class Coordinator:
         return Communicator(
             number=number,
             example=member,
-            agreement=Agreement(expected),
+            agreement=Agreement(expected, self.term),
             reward=JobReward(self.experiment.reward, sms=plan.sms, tier=tier, nodes=member.nodes),
         )
 
@@ -256,11 +269,11 @@ class Coordinator:
     # -- agreement --
 
     def promise(
-        self, runner: str, comm_id: int, version: int, answers: list[Answer], table: bytes | None
+        self, runner: str, comm_id: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:
         """Takes the answers of one runner's ranks; None while other ranks have not answered, and for a runner that has
         yet to join: of its ranks nothing is known."""
-        if not self.knows(runner):
+        if not self.knows(runner) or term != self.term:
             return None
         comm = self.comms[comm_id]
         decision: Decision | None = None
@@ -296,7 +309,10 @@ class Coordinator:
 
     def settle(self, member: Member) -> Decision | None:
         """What holds about the version that a rank is open on; None until all of its communicator have been heard."""
+        self._outdo([member])
         comm = self.membership.hear(member)
+        if member.term != self.term:
+            return None
         decision = comm.agreement.resolve(member.standing.pending)
         if decision is not None:
             self._decided(comm, decision)
@@ -354,6 +370,7 @@ class Coordinator:
             comms=tuple(contexts),
             adopt={c: comm.adopt for c, comm in live.items() if comm.adopt is not None},
             stop=self.stopping,
+            term=self.term,
             release=self._keeping is not None,
         )
 

@@ -59,13 +59,14 @@ class CoordinatorActor:
         return context
 
     async def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:
         self._watch()
-        decision = self._core.promise(runner, comm, version, answers, table)
-        if decision is None and self._core.knows(runner):
+        decision = self._core.promise(runner, comm, version, answers, table, term)
+        if decision is None and self._core.knows(runner) and term == self._core.term:
             await self._wait(lambda: self._core.open_version(comm) != version, self.PROMISE_WAIT_S)
-            decision = self._core.abort(comm, version)
+            # Not of another term: what was opened under this one is forgotten then.
+            decision = self._core.abort(comm, version) if term == self._core.term else None
         await self._tell()
         return decision
 

@@ -37,7 +37,8 @@ class Membership:
             ranks -= served
         self._runners[runner] = served
         for member in members:
-            self.hear(member).members[member.rank] = member
+            comm = self.hear(member)
+            comm.members[member.rank] = member
 
     def leave(self, runner: str) -> None:
         """A runner is gone; its ranks wait for another one."""
@@ -58,8 +59,8 @@ class Membership:
     def hear(self, member: Member) -> Communicator:
         """What a rank's segment says, whether it is served from now on or not."""
         comm = self.comms.get(member.comm) or self.add(member)
-        comm.agreement.hear(member.rank, member.standing)
-        comm.adopt_from(member)
+        if comm.agreement.hear(member.rank, member.standing, member.term):
+            comm.adopt_from(member)
         return comm
 
     def add(self, member: Member) -> Communicator:

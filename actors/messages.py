@@ -47,6 +47,8 @@ class Member:
     user_env: bool
     standing: Standing = field(default_factory=Standing)
     """What it was told about tables."""
+    term: int = 0
+    """Of the newest coordinator that it was shown to."""
     in_band: bool = False
     """The job itself puts tables in force, at its step boundaries; not if these are at different calls on its ranks."""
     in_force: int = 0
@@ -138,6 +140,8 @@ class EpochContext:
     adopt: dict[int, bytes] = field(default_factory=dict)
     """Communicator -> the leader's table, after ranks computed different ones."""
     stop: bool = False
+    term: int = 0
+    """Of the coordinator: under another, a runner has to join again."""
     release: bool = False
     """The run ends: what is wanted is what shall be left behind, and nothing is measured any more."""
 
@@ -152,7 +156,7 @@ class Coordination(Protocol):
         """Hands in an epoch; answers the next context once all runners have, or time is up."""
 
     def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:
         """Answers to PREPARE for the ranks of one communicator; ``table`` is the leader's. None if nobody could say
         what was decided: the ranks stay as they are, and ``settle`` is asked until it answers."""

@@ -89,6 +89,7 @@ class RankRunner(PolicyRunner):
         self._version: dict[int, int] = {}
         self._staged: dict[int, bytes] = {}
         self._promise_s = FIRST_PROMISE_S
+        self._term = 0
         self._told: set[str] = set()
         self._alive, self._looked_at = True, 0.0
         sequence = self._experiment.control.learning.sequence
@@ -97,9 +98,7 @@ class RankRunner(PolicyRunner):
         self._streams = Streams(lambda key: key % share == index, sequence)
         self._watchdog: Watchdog | None = None if self._advance else Watchdog(WATCHED_S)
 
-        # A restarted runner: its ranks may be waiting.
         self._claim()
-        self._settle()
 
     # -- RLlib's interface --
 
@@ -115,7 +114,8 @@ class RankRunner(PolicyRunner):
         self._claim()
         if not self._ranks:
             time.sleep(IDLE_S)
-        context = self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+        context = self._join()
+        self._settle()  # a restarted runner: its ranks may be waiting
         while not (context.stop or context.release):
             decided, entropy = {}, []
             for comm in context.comms:
@@ -125,7 +125,7 @@ class RankRunner(PolicyRunner):
                 self._streams.advance(comm, drawn)
                 if not self._switch(comm, context, decided[comm.comm]):
                     # The coordinator is gone, or thinks that this runner is: nothing is decided until they have met.
-                    self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+                    self._join()
                     self._settle()
                     return self._streams.episodes()
             self._collect(context)
@@ -133,7 +133,7 @@ class RankRunner(PolicyRunner):
             context = self._coordination.report(
                 self._name, context.epoch, reports, float(np.mean(entropy)) if entropy else None
             )
-            if context.round_end:
+            if context.round_end or context.term != self._term:
                 break
         return self._streams.episodes()
 
@@ -142,7 +142,7 @@ class RankRunner(PolicyRunner):
         the machine's monotonic time then. For ``dynamiccl bench activation``."""
         self.set_state(state)
         self._claim()
-        context = self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+        context = self._join()
         reports = {}
         for comm in context.comms:
             decided = comm.due.actions(self._drawer.draw(comm.due).actions)
@@ -158,13 +158,22 @@ class RankRunner(PolicyRunner):
     def release(self) -> None:
         """Leaves behind what the coordinator wants at the end of a run."""
         self._claim()
-        context = self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+        context = self._join()
         for comm in context.comms if context.release else ():
             self._switch(comm, context, _NOTHING)
         deadline = time.monotonic() + RELEASED_S
         while not all(rank.stands_still() for rank in self._ranks.values()) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-        self._coordination.join(self._name, [rank.member for rank in self._ranks.values()])
+        self._join()
+
+    def _join(self) -> EpochContext:
+        """Shows the coordinator how the ranks stand, under the term that it has by then."""
+        while True:
+            term, members = self._term, [rank.shown_to(self._term) for rank in self._ranks.values()]
+            context = self._coordination.join(self._name, members)
+            self._term = context.term
+            if term == context.term:
+                return context
 
     # -- segments --
 
@@ -216,7 +225,7 @@ class RankRunner(PolicyRunner):
             actions[:] = OWN_ACTION
         wanted = {int(k): int(a) for k, a in zip(comm.keys, actions, strict=True) if a != OWN_ACTION}
         mine = [r for r in self._ranks.values() if r.comm == comm.comm]
-        settled = [rank.settle(self._ask) for rank in mine]
+        settled = [rank.settle(self._ask, self._term) for rank in mine]
         self._version[comm.comm] = comm.version_in_force
         staged = comm.in_band and any(rank.has_staged for rank in mine)
         if comm.comm in context.adopt:
@@ -260,7 +269,7 @@ class RankRunner(PolicyRunner):
                 )
             )
         asked = time.monotonic()
-        decision = self._coordination.promise(self._name, comm.comm, version, answers, table.to_bytes())
+        decision = self._coordination.promise(self._name, comm.comm, version, answers, table.to_bytes(), self._term)
         if decision is None:
             return False
         self._promise_s += PROMISE_SMOOTHING * (time.monotonic() - asked - self._promise_s)
@@ -277,7 +286,7 @@ class RankRunner(PolicyRunner):
         """A rank whose runner died, or could not reach the coordinator, waits at its hold until somebody tells it the
         decision. Whoever is on its node can, long before its own runner is back."""
         for rank in self._ranks.values():
-            rank.settle(self._ask)
+            rank.settle(self._ask, self._term)
         for path in segments(self._job):
             if path.name in self._ranks:
                 continue
@@ -290,7 +299,7 @@ class RankRunner(PolicyRunner):
             with channel:
                 identity = channel.identity
                 if identity.rank is not None and channel.alive:
-                    Rank(channel, identity.comm_id, identity.rank).settle(self._ask)
+                    Rank(channel, identity.comm_id, identity.rank).settle(self._ask, self._term)
 
     # -- measuring --
 

@@ -75,6 +75,7 @@ class Rank:
                 pending=status.pending_version,
                 switch_at=status.decision if status.decision not in (UNDECIDED, ABORT) else None,
             ),
+            term=status.term,
             in_band=status.in_band and not status.out_of_step,
             in_force=0 if table is None else table.version,
             table=self._entries,
@@ -90,9 +91,15 @@ class Rank:
         """No table is on its way, in band or otherwise."""
         return self.channel.fold() and not self.has_staged
 
-    def settle(self, ask: Callable[[Member], Decision | None]) -> bool:
-        """Folds what has been decided, and asks about a version that a runner promised to and then died. False if
-        nobody knows yet: calls wait at the hold meanwhile."""
+    def shown_to(self, term: int) -> Member:
+        """How the rank stands, for the coordinator of ``term``. The mark comes before the look: what is shown stays
+        true as long as the mark is there."""
+        self.channel.show_to(term)
+        return self.member
+
+    def settle(self, ask: Callable[[Member], Decision | None], term: int) -> bool:
+        """Folds what has been decided, and asks the coordinator of ``term`` about a version that a runner promised to
+        and then died. False if nobody knows yet: calls wait at the hold meanwhile."""
         if self.channel.fold():
             return True
         status = self.channel.status
@@ -100,7 +107,7 @@ class Rank:
             return True
         if not status.promised:  # its runner died before anyone could hear of a promise
             return self.channel.decide(status.pending_version, None)
-        decision = ask(self.member)
+        decision = ask(self.shown_to(term))
         return decision is not None and self.channel.decide(decision.version, decision.switch_at)
 
     def _table(self) -> DecisionTable | None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from dynamiccl_ray.actors.messages import Member
 from dynamiccl_ray.actors.ranks import Rank
-from dynamiccl_ray.control.agreement import Agreement, Answer, Decision
+from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, new_term
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, RunError
 from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, claimed_by, segments
@@ -73,15 +73,16 @@ def _require_all(comm: int, ranks: list[Rank]) -> None:
 
 
 def _release(comm: int, ranks: list[Rank], deadline: float) -> Released:
-    agreement = Agreement(rank.rank for rank in ranks)
-    members = [rank.member for rank in ranks]
+    term = new_term(max(rank.channel.status.term for rank in ranks))
+    agreement = Agreement((rank.rank for rank in ranks), term)
+    members = [rank.shown_to(term) for rank in ranks]
     for member in members:
-        agreement.hear(member.rank, member.standing)
+        agreement.hear(member.rank, member.standing, member.term)
     waited_for = {rank.channel.status.open_version for rank in ranks} - {0}
     open_version = max(waited_for, default=0)
     decision = agreement.resolve(open_version) if open_version else None
     for rank in ranks:
-        rank.settle(_told(agreement))
+        rank.settle(_told(agreement), term)
     _until(lambda: all(rank.channel.fold() for rank in ranks), deadline, comm)
     in_force = max(rank.channel.status.base_version for rank in ranks)
     if in_force and not _is_nccls_own(ranks[0]):

@@ -69,9 +69,9 @@ class RemoteCoordination:
         return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))
 
     def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:
-        return self._decision(self._actor.promise.remote(runner, comm, version, answers, table), PROMISE_LIMIT_S)
+        return self._decision(self._actor.promise.remote(runner, comm, version, answers, table, term), PROMISE_LIMIT_S)
 
     def settle(self, member: Member) -> Decision | None:
         return self._decision(self._actor.settle.remote(member), SETTLE_LIMIT_S)

@@ -122,6 +122,7 @@ _STATUS_FIELDS: Final = (
     "undecided",
     "merged",
     "backlog",
+    "term",
     "in_band",
     "out_of_step",
     "staged_version",
@@ -184,6 +185,7 @@ def _library() -> ctypes.CDLL:
         "dcc_prepare": (ctypes.c_int, [pointer, ctypes.POINTER(_Table), u64, u64_out, u64_out]),
         "dcc_decide": (ctypes.c_int, [pointer, u64, u64]),
         "dcc_fold": (ctypes.c_int, [pointer]),
+        "dcc_show_to": (ctypes.c_int, [pointer, u64]),
         "dcc_join_in_band": (None, [pointer]),
         "dcc_offer": (ctypes.c_int, [pointer, ctypes.POINTER(_Offer)]),
         "dcc_take_offer": (None, [pointer]),
@@ -252,6 +254,8 @@ class Status:
     merged: int
     """Operations that share the record of the first one of their aggregate."""
     backlog: int
+    term: int
+    """Of the newest coordinator that was shown how this rank stands; 0 for none."""
     in_band: bool
     """The job puts tables in force at its step boundaries; a runner only stages them."""
     out_of_step: bool
@@ -385,6 +389,7 @@ class Channel:
             undecided=raw.undecided,
             merged=raw.merged,
             backlog=raw.backlog,
+            term=raw.term,
             in_band=bool(raw.in_band),
             out_of_step=bool(raw.out_of_step),
             staged_version=raw.staged_version,
@@ -487,6 +492,10 @@ class Channel:
     def say_out_of_step(self) -> None:
         """Boundaries are not at the same call on all ranks: nothing is put in force at them any more."""
         _c().dcc_out_of_step(self._mapped)
+
+    def show_to(self, term: int) -> bool:
+        """Before the coordinator of ``term`` is shown how this rank stands. False if a newer one has been shown."""
+        return bool(_c().dcc_show_to(self._mapped, term))
 
     def beat(self) -> None:
         """Tells ``doctor`` that a runner is alive."""

@@ -6,10 +6,16 @@ remembered but in the ranks themselves, whose segments outlive every process of 
 a version that it did not open first hears from every rank of the communicator what that rank was told. A COMMIT that
 any of them knows is adopted; where all are known and none knows one, there was none, and ABORT is safe. The rank's
 half is ``plugin_bridge/native/reader.c``; docs/channel.md has the argument, ``model/`` checks it.
+
+Two control planes may be up at once, and messages may arrive late. So each coordinator has a *term*, larger than that
+of any before it, and each segment names the newest one that it was shown to: what was heard under another is not
+believed.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -82,6 +88,15 @@ class Standing:
         return None
 
 
+def new_term(above: int = 0) -> int:
+    """A term that no other coordinator has: larger than all of the past, and than ``above``."""
+    past = max(above, time.time_ns()) >> _CHANCE_BITS
+    return (past + 1) << _CHANCE_BITS | random.SystemRandom().getrandbits(_CHANCE_BITS)
+
+
+_CHANCE_BITS: Final = 16
+
+
 class Agreement:
     """The coordinator's half, for one communicator. At most one version is open at a time.
 
@@ -89,8 +104,9 @@ class Agreement:
     opened only once all have been heard, so ``first``, the first one opened, is newer than any that they know.
     """
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int], term: int) -> None:
         self.ranks: Final = frozenset(ranks)
+        self.term: Final = term
         self._standing: Final[dict[int, Standing]] = {}
         self._first: int | None = None
         self._open: int | None = None
@@ -100,9 +116,12 @@ class Agreement:
 
     # -- what the ranks know --
 
-    def hear(self, rank: int, standing: Standing) -> None:
-        """What a rank's segment says; never older than what was heard of it before."""
+    def hear(self, rank: int, standing: Standing, term: int) -> bool:
+        """What a rank's segment says, shown to the coordinator of ``term``; False if that is another one."""
+        if term != self.term:
+            return False
         self._standing[rank] = standing
+        return True
 
     @property
     def silent(self) -> frozenset[int]:

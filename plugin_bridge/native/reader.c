@@ -142,6 +142,7 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->merged = load(&p->merged, relaxed);
     out->records = load(&seg->head, relaxed);
     out->backlog = out->records - load(&r->tail, relaxed);
+    out->term = load(&r->term, relaxed);
     out->in_band = load(&seg->in_band.joined, acquire);
     out->out_of_step = load(&seg->in_band.out_of_step, relaxed);
     out->staged_version = load(&seg->in_band.staged, relaxed) >> 8;
@@ -224,6 +225,13 @@ int dcc_job(struct dcc_segment *seg, struct dcc_job_view *out) {
 
 uint64_t dcc_digest(const struct dcc_table *table) {
     return dcc_table_digest(table);
+}
+
+int dcc_show_to(struct dcc_segment *seg, uint64_t term) {
+    if (load(&seg->runner.term, relaxed) > term)
+        return 0;
+    store(&seg->runner.term, term, release);
+    return 1;
 }
 
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid) {

@@ -25,7 +25,7 @@ struct dcc_status {
         runner_pid;
     uint64_t records, dropped_full, dropped_busy, dropped_incomplete, dropped_timer, undecided, merged;
     uint64_t backlog; /* records not yet drained */
-    uint64_t in_band, out_of_step, staged_version, offered_version;
+    uint64_t term, in_band, out_of_step, staged_version, offered_version;
 };
 
 /* What a rank brings to a step boundary. */
@@ -77,6 +77,9 @@ int dcc_job(struct dcc_segment *seg, struct dcc_job_view *out);
 int dcc_table(struct dcc_segment *seg, struct dcc_table *out);
 
 uint64_t dcc_digest(const struct dcc_table *table);
+/* Before a coordinator is shown how this rank stands. 0 if a newer one has been shown: this one may decide nothing. */
+int dcc_show_to(struct dcc_segment *seg, uint64_t term);
+
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
 
 /* PREPARE: copies the table into the spare slot and promises to hold at *hold_at unless decided before. The

@@ -22,16 +22,16 @@ class Crashing(CoordinatorActor):
     signal = signal.SIGKILL
 
     async def promise(
-        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:
         store, run = KvStore(), self._core.plan.run
         due = version >= 6 and store.get(f"{run}/crashed") is None
         if due and self.before_commit and self._core.comms[comm].agreement.answered:
             self._crash(store, version)
-        decision = self._core.promise(runner, comm, version, answers, table)
+        decision = self._core.promise(runner, comm, version, answers, table, term)
         if due and not self.before_commit and decision is not None and decision.switch_at is not None:
             self._crash(store, version)
-        return await super().promise(runner, comm, version, answers, table)
+        return await super().promise(runner, comm, version, answers, table, term)
 
     def _crash(self, store: KvStore, version: int) -> None:
         run = self._core.plan.run

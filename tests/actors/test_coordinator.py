@@ -22,6 +22,7 @@ from dynamiccl_ray.keys import key_name, key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
 
 COMM = 0xABC
+TERM = 9
 KEY, OTHER = (key_of(4, 1 << k, False) for k in (20, 24))
 RING = Action(pair=pair_index(Algorithm.RING, Protocol.LL))
 TREE = Action(pair=pair_index(Algorithm.TREE, Protocol.LL))
@@ -34,13 +35,20 @@ LEARNING = {"baseline_samples": 4, "draws": 4, "draw_samples": 2, "compares": 2,
 
 def _member(rank: int, **changes: Any) -> Member:
     fields: dict[str, Any] = {
-        "comm": COMM, "rank": rank, "ranks": 2, "nodes": 2, "tuner_abi": 6, "profiler_abi": 6, "user_env": False,
+        "comm": COMM, "rank": rank, "term": TERM, "ranks": 2, "nodes": 2, "tuner_abi": 6, "profiler_abi": 6,
+        "user_env": False,
     }  # fmt: skip
     return Member(**(fields | changes))
 
 
 def _experiment(**changes: Any) -> Any:
     return small_experiment("unit", **{"control": {"learning": LEARNING}, "epochs": {"per_round": 4}, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every coordinator has the same, as if its ranks had been shown to it already."""
+    monkeypatch.setattr("dynamiccl_ray.actors.coordinator.new_term", lambda above=0: above + TERM)
 
 
 class Run:
@@ -93,7 +101,7 @@ class Run:
         for rank, runner in enumerate("ab"):
             answer = Answer(rank=rank, digest=table.digest, hold_at=self.dseq + 1)
             raw = table.to_bytes() if rank == 0 else None
-            decision = self.core.promise(runner, self.comm, version, [answer], raw)
+            decision = self.core.promise(runner, self.comm, version, [answer], raw, self.core.term)
         assert decision == Decision(version=version, switch_at=self.dseq + 1)
 
     def epoch(
@@ -401,10 +409,24 @@ def test_a_rank_that_was_never_told_is_told_once_all_have_been_heard() -> None:
     assert core.settle(waiting[0]) == Decision(version=7, switch_at=None)
 
 
+def test_a_coordinator_that_meets_a_newer_one_hears_every_rank_again() -> None:
+    run = Run().join()
+    assert run.core.comms[COMM].complete
+    run.core.join("a", [_member(0, term=TERM + 5)])
+    assert run.core.term > TERM + 5
+    assert not run.core.comms[COMM].complete
+    assert run.context.comms == ()
+    assert run.core.settle(_member(1)) is None, "shown under the term before"
+    for rank, runner in enumerate("ab"):
+        run.core.join(runner, [_member(rank, term=run.core.term)])
+    run.core.close_epoch()
+    assert len(run.context.comms) == 1
+
+
 def test_the_promise_of_a_runner_that_has_yet_to_join_is_no_answer() -> None:
     run = Run().join()
     answer = Answer(rank=0, digest=1, hold_at=5)
-    assert run.core.promise("from before a restart", COMM, run.context.version, [answer], None) is None
+    assert run.core.promise("from before a restart", COMM, run.context.version, [answer], None, run.core.term) is None
     assert not run.core.comms[COMM].agreement.answered
 
 
@@ -452,8 +474,10 @@ def test_different_tables_make_the_leaders_the_next_one() -> None:
     run.epoch()
     version = run.context.version
     mine = DecisionTable.of(version, {KEY: RING}, max_channels=8)
-    run.core.promise("a", COMM, version, [Answer(rank=0, digest=mine.digest, hold_at=5)], mine.to_bytes())
-    decision = run.core.promise("b", COMM, version, [Answer(rank=1, digest=1, hold_at=5)], None)
+    run.core.promise(
+        "a", COMM, version, [Answer(rank=0, digest=mine.digest, hold_at=5)], mine.to_bytes(), run.core.term
+    )
+    decision = run.core.promise("b", COMM, version, [Answer(rank=1, digest=1, hold_at=5)], None, run.core.term)
     assert decision is not None
     assert (decision.switch_at, decision.adopt_leader) == (None, True)
     none = collectives([])

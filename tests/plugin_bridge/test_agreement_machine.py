@@ -26,7 +26,7 @@ from trained import Trained
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.actors.messages import Member
 from dynamiccl_ray.actors.ranks import Rank
-from dynamiccl_ray.control.agreement import Agreement, Answer, Decision
+from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, new_term
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError
 from dynamiccl_ray.keys import key_of
@@ -80,10 +80,22 @@ class Plane:
     """Whose answers wait for others."""
 
     def settle(self, member: Member) -> Decision | None:
+        return self.agreement.resolve(member.standing.pending) if self.hear(member) and self.agreement else None
+
+    def hear(self, member: Member) -> bool:
+        """As ``Coordinator`` does: whoever was shown a rank since is outdone, and all ranks have to be heard again."""
         if self.agreement is None:
-            return None
-        self.agreement.hear(member.rank, member.standing)
-        return self.agreement.resolve(member.standing.pending)
+            return False
+        if member.term > self.agreement.term:
+            self.start(above=member.term)
+        return self.agreement.hear(member.rank, member.standing, member.term)
+
+    def start(self, above: int = 0) -> None:
+        self.number, self.agreement, self.parked = self.number + 1, Agreement(RANKS, new_term(above)), []
+
+    @property
+    def term(self) -> int:
+        return self.agreement.term if self.agreement is not None else 0
 
     def complete(self) -> bool:
         return self.runners.keys() == set(RANKS) and all(r.joined == self.number for r in self.runners.values())
@@ -145,10 +157,10 @@ class Machine(RuleBasedStateMachine):
         runner = its.runners.get(rank)
         if runner is None or runner.asked is not None or its.agreement is None:
             return
-        member = runner.rank.member
-        its.agreement.hear(rank, member.standing)
-        its.next_version = max(its.next_version, member.standing.newest + 1)
-        runner.joined = its.number
+        member = runner.rank.shown_to(its.term)
+        if its.hear(member):
+            its.next_version = max(its.next_version, member.standing.newest + 1)
+            runner.joined = its.number
 
     @rule(plane=st.sampled_from(PLANES), rank=st.sampled_from(RANKS), margin=st.integers(0, 6))
     def prepare(self, plane: int, rank: int, margin: int) -> None:
@@ -161,7 +173,7 @@ class Machine(RuleBasedStateMachine):
             return
         table = table_of(version)
         answer = Answer(rank=rank, digest=table.digest, hold_at=None)
-        if runner.rank.settle(its.settle):
+        if runner.rank.settle(its.settle, its.term):
             outcome, hold_at, digest = runner.rank.channel.prepare(table, margin)
             if outcome is Prepared.PREPARED:
                 answer = Answer(rank=rank, digest=digest, hold_at=hold_at)
@@ -188,7 +200,7 @@ class Machine(RuleBasedStateMachine):
     def settle(self, plane: int, rank: int) -> None:
         runner = self.planes[plane].runners.get(rank)
         if runner is not None and runner.asked is None:
-            runner.rank.settle(self.planes[plane].settle)
+            runner.rank.settle(self.planes[plane].settle, self.planes[plane].term)
 
     # -- coordinators --
 
@@ -196,7 +208,8 @@ class Machine(RuleBasedStateMachine):
     def start_coordinator(self, plane: int) -> None:
         its = self.planes[plane]
         if its.agreement is None:
-            its.number, its.agreement, its.next_version = its.number + 1, Agreement(RANKS), 1
+            its.start()
+            its.next_version = 1
 
     @rule(plane=st.sampled_from(PLANES))
     def kill_coordinator(self, plane: int) -> None:
@@ -273,7 +286,9 @@ class Machine(RuleBasedStateMachine):
             self.kill_everything()
             self.serve_all(0)
             for rank in RANKS:
-                assert self.planes[0].runners[rank].rank.settle(self.planes[0].settle), "nobody knows"
+                assert self.planes[0].runners[rank].rank.settle(self.planes[0].settle, self.planes[0].term), (
+                    "nobody knows"
+                )
             longest = max(len(rank.told) for rank in self.ranks)
             for rank in RANKS:
                 while len(self.ranks[rank].told) < longest + 8:
@@ -355,3 +370,38 @@ def test_a_rank_that_was_asked_for_the_next_version_still_knows_the_last(machine
         machine.settle(1, rank)
         machine.train(rank, 30)
     assert len(set(machine.told)) == 2, "the switch was not made"
+
+
+def test_a_coordinator_that_was_outdone_believes_nothing_that_it_heard(machine: Any) -> None:
+    """docs/agreement_model.md: another control plane served its ranks since, and committed."""
+    machine.kill_everything()
+    machine.start_coordinator(0)
+    for rank in RANKS[1:]:
+        machine.claim(0, rank)
+        machine.join(0, rank)
+    for rank in RANKS:
+        machine.kill_runner(0, rank)
+    machine.serve_all(1)
+    machine.almost_switch(1, 0, 0)
+    machine.hear_the_decision(1, 1)
+    machine.train(1, 20)
+    machine.kill_runner(1, 0)
+    machine.claim(0, 0)
+    machine.join(0, 0)
+    machine.settle(0, 0)
+    machine.train(0, 20)
+
+
+def test_a_coordinator_that_was_outdone_does_not_remember_its_own_commit(machine: Any) -> None:
+    machine.almost_switch(0, 0, 0)
+    for rank in RANKS:
+        machine.kill_runner(0, rank)
+    machine.serve_all(1)
+    for rank in (0, 2):
+        machine.settle(1, rank)
+        machine.train(rank, 20)
+    machine.kill_runner(1, 1)
+    machine.claim(0, 1)
+    machine.join(0, 1)
+    machine.settle(0, 1)
+    machine.train(1, 20)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,9 @@ def _simulated(attempt: int) -> float:
         for r in range(_SIMULATED)
     ]
     shares = [members[i : i + _SIMULATED_PER_RUNNER] for i in range(0, _SIMULATED, _SIMULATED_PER_RUNNER)]
-    contexts = ray.get([coordinator.join.remote(f"runner{i}", share) for i, share in enumerate(shares)])
-    del contexts
+    term = ray.get(coordinator.join.remote("runner0", [])).term
+    shares = [[replace(member, term=term) for member in share] for share in shares]
+    ray.get([coordinator.join.remote(f"runner{i}", share) for i, share in enumerate(shares)])
     closed = ray.get([coordinator.report.remote(f"runner{i}", 0, [], None) for i in range(len(shares))])
     version = closed[-1].version
     begin = time.monotonic()
@@ -132,6 +134,7 @@ def _simulated(attempt: int) -> float:
                 version,
                 [Answer(rank=m.rank, digest=table.digest, hold_at=100 + m.rank) for m in share],
                 table.to_bytes() if i == 0 else None,
+                term,
             )
             for i, share in enumerate(shares)
         ]

@@ -54,8 +54,11 @@ class DirectCoordination:
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
 
-    def promise(self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None) -> Decision:
-        return self._core.promise(runner, comm, version, answers, table) or self._core.abort(comm, version)
+    def promise(
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
+    ) -> Decision | None:
+        decision = self._core.promise(runner, comm, version, answers, table, term)
+        return decision or (self._core.abort(comm, version) if term == self._core.term else None)
 
     def settle(self, member: Member) -> Decision | None:
         return self._core.settle(member)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Standing
+from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Standing, new_term
 
 RANKS = (0, 1, 2)
+TERM = 7
 NOTHING = dict.fromkeys(RANKS, Standing())
 
 
 def _agreement(standings: dict[int, Standing] = NOTHING, *, first: int | None = 1) -> Agreement:
-    agreement = Agreement(RANKS)
+    agreement = Agreement(RANKS, TERM)
     for rank, standing in standings.items():
-        agreement.hear(rank, standing)
+        assert agreement.hear(rank, standing, TERM)
     if first is not None:
         agreement.open(first)
     return agreement
@@ -84,7 +85,7 @@ PENDING = Standing(base=4, base_at=100, pending=5)
 def test_a_commit_that_any_rank_knows_is_adopted_whoever_was_lost(told: Standing) -> None:
     agreement = _agreement({0: PENDING, 1: told}, first=None)
     assert agreement.resolve(5) == Decision(version=5, switch_at=130)
-    agreement.hear(2, PENDING)
+    agreement.hear(2, PENDING, TERM)
     assert agreement.resolve(5) == Decision(version=5, switch_at=130)
 
 
@@ -92,7 +93,7 @@ def test_abort_only_when_every_rank_is_known_to_be_undecided() -> None:
     agreement = _agreement({0: PENDING, 2: PENDING}, first=None)
     assert agreement.resolve(5) is None
     assert agreement.silent == {1}
-    agreement.hear(1, Standing(base=4, base_at=100, pending=6))
+    agreement.hear(1, Standing(base=4, base_at=100, pending=6), TERM)
     assert agreement.resolve(5) == _abort(5)
 
 
@@ -104,3 +105,20 @@ def test_nothing_is_opened_before_every_rank_is_heard() -> None:
 def test_an_unknown_rank_is_refused() -> None:
     with pytest.raises(ValueError, match="rank 9"):
         _agreement().answer(1, _answer(9))
+
+
+def test_what_was_shown_to_another_coordinator_is_not_heard() -> None:
+    agreement = _agreement({0: PENDING, 1: PENDING}, first=None)
+    for term in (TERM - 1, TERM + 1):
+        assert not agreement.hear(2, PENDING, term)
+    assert agreement.silent == {2}
+    assert agreement.resolve(5) is None
+
+
+def test_terms_grow_and_differ() -> None:
+    terms = [new_term() for _ in range(1000)]
+    assert len(set(terms)) == 1000
+    assert new_term(above=terms[0]) > terms[0]
+    ahead = 2**63
+    assert new_term(above=ahead) > ahead
+    assert new_term() < 2**64
