@@ -290,7 +290,9 @@ int dcc_prepare(struct dcc_segment *seg, const struct dcc_table *table, uint64_t
     uint64_t base = load(&r->base, relaxed);
     if (load(&seg->in_band.joined, acquire) && !load(&seg->in_band.out_of_step, acquire))
         return DCC_REFUSED;
-    if (table->version == 0 || table->version > DCC_MAX_VERSION || table->version <= base >> 8 ||
+    /* A version that is older than one that was asked for here comes of a message that is. */
+    if (table->version < load(&r->pending, relaxed) >> 8 || table->version == 0 ||
+        table->version > DCC_MAX_VERSION || table->version <= base >> 8 ||
         !dcc_table_valid(table, table->version))
         return DCC_REFUSED;
     /* A runner that died before it could promise has left a hold that nobody knows of. */
