@@ -594,7 +594,9 @@ inline prepare(r, version, promises) {
 #else
 #define shows true
 #endif
-#ifdef M_ASKS_WHILE_IT_WAITS
+#if defined(M_NEVER_ASKS)
+#define may_ask false
+#elif defined(M_ASKS_WHILE_IT_WAITS)
 #define may_ask !rank[r].settling
 #else
 #define may_ask !rank[r].asked

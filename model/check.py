@@ -112,9 +112,11 @@ CHECKS = (
     _broken("a COMMIT is not remembered", "VERSIONS=1 M_FORGETS_COMMIT"),
     _broken("opened before all were heard", "VERSIONS=1 M_OPEN_UNHEARD"),
     _broken("terms without an order", "VERSIONS=1 FENCED PLANES=2 M_ANY_MARK"),
+    _broken("nobody asks what holds", "VERSIONS=1 CALM M_NEVER_ASKS", "waits for ever"),
     _inband("in band: only versions are compared", "M_VERSION_ONLY", TABLES),
     _inband("in band: the copy is not checked", "M_NO_DIGEST", TABLES),
     _inband("in band: a result is not waited for", "NOBODY_LEAVES M_USES_WHAT_HAS_COME", TABLES),
+    _inband("in band: a result may be passed over", "M_USES_WHAT_HAS_COME", LEFT),
     _inband("in band: checked before it is said", "HANDSHAKE M_CHECKS_FIRST", WHOLE),
     _inband("in band: looked at before it is taken away", "HANDSHAKE M_LOOKS_FIRST", WHOLE),
 )
