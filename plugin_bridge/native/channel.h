@@ -182,7 +182,7 @@ struct dcc_runner_words {
     _Atomic uint64_t heartbeat_ns;
     _Atomic uint64_t runner_pid;
     _Alignas(64) _Atomic uint64_t tail; /* ring position of the next record to read */
-    _Atomic uint64_t term; /* of the newest coordinator that was shown how this rank stands */
+    _Atomic uint64_t term;              /* of the newest coordinator that was shown how this rank stands */
 };
 
 /* Writer: the job, where it reports its steps; all 0 where it does not. The last report, and no queue:

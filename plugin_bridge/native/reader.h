@@ -77,7 +77,8 @@ int dcc_job(struct dcc_segment *seg, struct dcc_job_view *out);
 int dcc_table(struct dcc_segment *seg, struct dcc_table *out);
 
 uint64_t dcc_digest(const struct dcc_table *table);
-/* Before a coordinator is shown how this rank stands. 0 if a newer one has been shown: this one may decide nothing. */
+/* Before a coordinator is shown how this rank stands. 0 if a newer one has been shown: this one may decide
+ * nothing. */
 int dcc_show_to(struct dcc_segment *seg, uint64_t term);
 
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
