@@ -52,8 +52,9 @@ TUNER: Final = "ours, tuner"
 PROFILER: Final = "ours, profiler"
 BOTH: Final = "ours, tuner and profiler"
 IDLE: Final = "a profiler that does nothing"
+IDLE_BOTH: Final = "a tuner and a profiler that do nothing"
 INSPECTOR: Final = "NVIDIA's Inspector"
-SETUPS: Final = (NONE, CSV, TUNER, PROFILER, BOTH, IDLE, INSPECTOR)
+SETUPS: Final = (NONE, CSV, TUNER, PROFILER, BOTH, IDLE, IDLE_BOTH, INSPECTOR)
 
 
 @dataclass
@@ -114,6 +115,7 @@ def summary(samples: Mapping[str, Timings]) -> dict[str, dict[str, dict[str, flo
 
 _TARGETS: Final = (
     ("our profiler to one that does nothing", PROFILER, IDLE, 1.05),
+    ("ours to a tuner and a profiler that do nothing", BOTH, IDLE_BOTH, 1.05),
     ("ours to a profiler that does nothing", BOTH, IDLE, 1.05),
     ("ours to NVIDIA's Inspector", BOTH, INSPECTOR, 1.0),
     ("our tuner to NVIDIA's CSV tuner", TUNER, CSV, 1.0),
@@ -337,6 +339,7 @@ def bench_plugin_on_nccl(
         PROFILER: {"NCCL_PROFILER_PLUGIN": plugin},
         BOTH: {"NCCL_TUNER_PLUGIN": plugin, "NCCL_PROFILER_PLUGIN": plugin},
         IDLE: {"NCCL_PROFILER_PLUGIN": str(idle)},
+        IDLE_BOTH: {"NCCL_TUNER_PLUGIN": str(idle), "NCCL_PROFILER_PLUGIN": str(idle)},
     }
     left_out: dict[str, str] = {}
     theirs: tuple[tuple[str, str, Callable[[RealNccl], Path]], ...] = (

@@ -102,7 +102,9 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
 STEPS = 600
 
 
-@pytest.mark.parametrize("options", [(), ("explicit",)], ids=["hook", "explicit"])
+@pytest.mark.parametrize(
+    "options", [pytest.param((), id="hook"), pytest.param(("explicit",), id="explicit", marks=pytest.mark.slow)]
+)
 def test_control_planes_come_and_die_and_training_is_as_without_us(
     tmp_path: Path, job: str, without: list[list[float]], options: tuple[str, ...]
 ) -> None:
