@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 from rig import wait_for
 from trained import Trained
+from typer.testing import CliRunner
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.cli.app import app
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import key_of
@@ -203,3 +205,13 @@ def test_steps_are_reported_without_a_descriptor_for_each_communicator(shm: Path
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > before
     for rank in ranks:
         rank.close()
+
+
+def test_a_job_name_runs_no_command(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    result = CliRunner().invoke(app, ["plugin", "env", "--job", f"a b; touch {mark}; $(touch {mark})"])
+    assert result.exit_code == 0, result.output
+    shell = 'eval "$0"; printf %s "$DYNAMICCL_JOB_ID"'
+    done = subprocess.run(["bash", "-c", shell, result.output], capture_output=True, text=True, check=True)
+    assert done.stdout == f"a b; touch {mark}; $(touch {mark})"
+    assert not mark.exists()
