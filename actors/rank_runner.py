@@ -39,7 +39,9 @@ from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, ChannelError
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segment_pid, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import Prepared
+from dynamiccl_ray.plugin_bridge.segments import segment_pid, segments
 
 log = logging.getLogger("dynamiccl.runner")
 

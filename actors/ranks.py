@@ -16,16 +16,8 @@ from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.agreement import Decision, Standing
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
-from dynamiccl_ray.plugin_bridge.channel import (
-    ABORT,
-    AGGREGATE,
-    APPLIED,
-    DECIDED,
-    RECORD_DTYPE,
-    UNDECIDED,
-    Channel,
-    Status,
-)
+from dynamiccl_ray.plugin_bridge.channel import Channel, Status
+from dynamiccl_ray.plugin_bridge.layout import ABORT, AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, UNDECIDED
 from dynamiccl_ray.plugin_bridge.timers import TimerCheck
 
 _CHUNK_LOG2 = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])

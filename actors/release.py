@@ -17,7 +17,9 @@ from dynamiccl_ray.actors.ranks import Rank
 from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, new_term
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, RunError
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, claimed_by, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import Prepared
+from dynamiccl_ray.plugin_bridge.segments import claimed_by, segments
 
 _MARGIN: Final = 64
 """Calls that a hold lies ahead; nothing is on the way between two processes here."""

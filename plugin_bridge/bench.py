@@ -22,8 +22,10 @@ from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
 from dynamiccl_ray.plugin_bridge import native_dir
-from dynamiccl_ray.plugin_bridge.channel import RECORD_DTYPE, Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.doctor import require_plugin
+from dynamiccl_ray.plugin_bridge.layout import RECORD_DTYPE, Prepared
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 BENCH_NAME: Final = "dynamiccl-plugin-bench"
 _JOB = "dynamiccl_bench"

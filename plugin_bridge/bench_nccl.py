@@ -30,11 +30,13 @@ from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Collective, Protocol, pair_index
 from dynamiccl_ray.plugin_bridge import native_dir
 from dynamiccl_ray.plugin_bridge.bench import hardware
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.doctor import require_plugin
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, HostError, NcclJob
 from dynamiccl_ray.plugin_bridge.program import Program
 from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl, build_nccl, cuda_headers
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 RANKS: Final = 2
 NBYTES: Final = 64 << 10

@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 from dynamiccl_ray.errors import ChannelError, RunError
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Channel, remove_stale, segments, shm_dir
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments, shm_dir
 
 TUNER_VERSIONS = range(2, 7)
 PROFILER_VERSIONS = range(1, 7)

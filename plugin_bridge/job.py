@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Final
 
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Channel, process_alive, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.segments import process_alive, segments
 
 LOOK_S: Final = 1.0
 """Seconds between two looks for new communicators."""

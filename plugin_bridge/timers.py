@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.plugin_bridge.channel import GPU_TIMING, RECORD_DTYPE, SURE
+from dynamiccl_ray.plugin_bridge.layout import GPU_TIMING, RECORD_DTYPE, SURE
 
 Records = npt.NDArray[Any]
 

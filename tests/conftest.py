@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dynamiccl_ray.plugin_bridge.channel import remove_stale, segments
+from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments
 
 # Read when Ray is imported.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")

@@ -22,7 +22,9 @@ from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import Prepared
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 RANKS = 4
 KEYS = [key_of(4, (64 << call) << 10, False) for call in range(4)]

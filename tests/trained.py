@@ -6,7 +6,7 @@ import ctypes
 import os
 
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 
 class _Tuner(ctypes.Structure):

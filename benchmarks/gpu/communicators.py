@@ -14,7 +14,7 @@ from benchmarks.gpu.verify import verify
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 SECTION: Final = "communicators"
 TURNS: Final = 20

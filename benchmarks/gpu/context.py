@@ -21,7 +21,7 @@ from benchmarks.gpu.plan import CHECK_SIZES, TIME_SIZES
 from benchmarks.gpu.ranks import Ranks, environment
 from benchmarks.gpu.staging import Communicator, communicators
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.plugin_bridge.channel import remove_stale
+from dynamiccl_ray.plugin_bridge.segments import remove_stale
 
 Loaded = Literal["none", "tuner", "both", "switched", "swallowed"]
 """What a job's NCCL loads: nothing; our tuner; tuner and profiler; these with events.c between NCCL and the profiler,

@@ -14,7 +14,7 @@ from benchmarks.gpu.ranks import Ranks
 from benchmarks.gpu.staging import Communicator
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.knobs import N_PROTOCOLS, Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import DECIDED
+from dynamiccl_ray.plugin_bridge.layout import DECIDED
 
 SECTION: Final = "graphs"
 REPLAYS: Final = 10

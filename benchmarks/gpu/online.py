@@ -19,7 +19,7 @@ from benchmarks.gpu.machine import ROOT
 from dynamiccl_ray.config.control import Learning
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.knobs import CHANNEL_VALUES
-from dynamiccl_ray.plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 DRAWN_SHARE: Final = 0.4
 """Of a key's collectives, those of drawn decisions; as many compare what contends, and the rest exploits the best."""

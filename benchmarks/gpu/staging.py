@@ -17,7 +17,9 @@ from dynamiccl_ray.actions import Action
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelError, RunError
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Collective, pair_index
-from dynamiccl_ray.plugin_bridge.channel import ABORT, Channel, Prepared, Status, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel, Status
+from dynamiccl_ray.plugin_bridge.layout import ABORT, Prepared
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 Records = npt.NDArray[Any]
 

@@ -27,7 +27,7 @@ from dynamiccl_ray.knobs import (
     pair_index,
     pair_name,
 )
-from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED
+from dynamiccl_ray.plugin_bridge.layout import AGGREGATE, APPLIED, DECIDED
 
 Records = npt.NDArray[Any]
 

@@ -1,4 +1,4 @@
-/* The runner's end of a segment, for plugin_bridge/channel.py through ctypes, and the job's few words. All
+/* The runner's end of a segment, for plugin_bridge/layout.py through ctypes, and the job's few words. All
  * calls on one segment but the job's come from the process that holds an exclusive flock on its file, one at
  * a time. None of them waits for the plugin. */
 #ifndef DYNAMICCL_READER_H

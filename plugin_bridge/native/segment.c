@@ -39,7 +39,7 @@ static uint64_t start_time(void) {
 }
 
 /* As it stands in file names: everything but ASCII letters, digits, '_' and '.' as =XX, so that no two ids
- * share a name. plugin_bridge/channel.py does the same. */
+ * share a name. plugin_bridge/segments.py does the same. */
 static void file_name(const char *job, char *out) {
     for (; *job; job++) {
         unsigned char c = (unsigned char)*job;

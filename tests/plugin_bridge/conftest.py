@@ -11,8 +11,9 @@ from dummy_job import MakeJob
 from rig import Play, Rig, play, wait_for
 
 from dynamiccl_ray.errors import ChannelError
-from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 
 @pytest.fixture

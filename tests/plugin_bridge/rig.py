@@ -18,10 +18,12 @@ from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS, Collective
 from dynamiccl_ray.plugin_bridge import native_dir, plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
 from dynamiccl_ray.plugin_bridge.program import SEND_RECV, Comm, Ops, Program
+from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.plugin_bridge.times import CHUNKS, Times
 
 KIB, MIB = 1 << 10, 1 << 20

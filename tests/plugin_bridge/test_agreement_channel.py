@@ -15,7 +15,8 @@ from rig import CALLS, Rig, play, stage, table_key, used_of, wait_for, write_at
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
 
 RANKS = 8

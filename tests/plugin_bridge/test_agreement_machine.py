@@ -31,7 +31,8 @@ from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 
 RANKS = range(3)
 PLANES = range(2)

@@ -11,7 +11,7 @@ from rig import Rig
 
 from dynamiccl_ray.plugin_bridge import native_dir, plugin_path
 from dynamiccl_ray.plugin_bridge.bench import BENCH_NAME
-from dynamiccl_ray.plugin_bridge.channel import segments
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 PROGRAM = native_dir() / BENCH_NAME
 

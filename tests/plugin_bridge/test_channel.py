@@ -24,18 +24,10 @@ from dynamiccl_ray.control.table import ENTRY_DTYPE, DecisionTable
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.plugin_bridge import native_dir
-from dynamiccl_ray.plugin_bridge.channel import (
-    COST_ROW_DTYPE,
-    RECORD_DTYPE,
-    Channel,
-    JobReport,
-    c_digest,
-    process_alive,
-    remove_stale,
-    sanitized,
-    segments,
-)
+from dynamiccl_ray.plugin_bridge.channel import Channel, JobReport, c_digest
+from dynamiccl_ray.plugin_bridge.layout import COST_ROW_DTYPE, RECORD_DTYPE
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, HOST_NAME, NcclJob
+from dynamiccl_ray.plugin_bridge.segments import process_alive, remove_stale, sanitized, segments
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "plugin_bridge" / "native"

@@ -21,8 +21,10 @@ from dynamiccl_ray.cli.app import app
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import key_of
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, remove_stale, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.job import Reporter
+from dynamiccl_ray.plugin_bridge.layout import Prepared
+from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments
 
 ALL_REDUCE, BYTES = 4, 1 << 20
 TABLE = DecisionTable.of(1, {key_of(ALL_REDUCE, BYTES, False): Action(pair=6, channels=3)}, max_channels=16)

@@ -16,8 +16,9 @@ from rig import Rig, play, wait_for, write_at
 
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Channel, JobReport, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel, JobReport
 from dynamiccl_ray.plugin_bridge.job import Reporter, report_fault, report_step
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,9 +19,11 @@ from dynamiccl_ray.actions import Action
 from dynamiccl_ray.control.table import ENTRY_DTYPE, DecisionTable
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Algorithm, Collective, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, APPLIED, DECIDED, Channel, remove_stale, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import AGGREGATE, APPLIED, DECIDED
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.program import Comm, Ops
+from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments
 
 SHIPPED = {
     "2.21": (2, 0),

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl_ray.plugin_bridge.channel import DECIDED, GPU_TIMING, RECORD_DTYPE, SURE
+from dynamiccl_ray.plugin_bridge.layout import DECIDED, GPU_TIMING, RECORD_DTYPE, SURE
 from dynamiccl_ray.plugin_bridge.timers import HELD_S, LEAST_HELD, MOST_HELD, TimerCheck
 
 TIMESTAMPS = 64  # NCCL's MAX_PROFILER_EVENTS_PER_CHANNEL

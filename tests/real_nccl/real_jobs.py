@@ -16,10 +16,12 @@ from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import RECORD_DTYPE, Channel, Status, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel, Status
+from dynamiccl_ray.plugin_bridge.layout import RECORD_DTYPE
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
 from dynamiccl_ray.plugin_bridge.program import Program
 from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 AR, AG, RS = Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.REDUCE_SCATTER
 BC = Collective.BROADCAST

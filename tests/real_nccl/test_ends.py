@@ -7,8 +7,8 @@ import itertools
 import pytest
 from real_jobs import AR, KIB, MIB, Jobs
 
-from dynamiccl_ray.plugin_bridge.channel import segments
 from dynamiccl_ray.plugin_bridge.program import Comm, Ops, Program
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 MANNERS = ("destroy", "finalize", "abort")
 

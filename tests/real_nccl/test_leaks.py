@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 from real_jobs import Jobs, wait_for
 
-from dynamiccl_ray.plugin_bridge.channel import segments
 from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.segments import segments
 
 COMMUNICATORS, WARM, EVERY = 100, 20, 20
 MOST_PER_COMMUNICATOR_KB = 16

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from real_jobs import AG, AR, KIB, MIB, RS, Jobs, Seen
 
-from dynamiccl_ray.plugin_bridge.channel import AGGREGATE, DECIDED
+from dynamiccl_ray.plugin_bridge.layout import AGGREGATE, DECIDED
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG
 from dynamiccl_ray.plugin_bridge.program import Program
 from dynamiccl_ray.plugin_bridge.timers import HELD_S, TimerCheck

@@ -8,7 +8,7 @@ from real_jobs import AG, AR, KIB, MIB, Jobs, wait_for
 from dynamiccl_ray.control.table import Action, DecisionTable
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Algorithm, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import Prepared
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import agreement_violations
 from dynamiccl_ray.plugin_bridge.program import Program
 

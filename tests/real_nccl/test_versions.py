@@ -12,7 +12,7 @@ from dynamiccl_ray.control.table import Action, DecisionTable
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, Algorithm, Protocol, pair_index
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Prepared
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.program import Program
 
 # Tuner and profiler, as releases have them together; the plugin has no others.

@@ -23,10 +23,10 @@ from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, Pla
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import claimed_by, remove_stale, segment_pid, segments
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
 from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
+from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segment_pid, segments
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend

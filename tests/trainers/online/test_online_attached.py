@@ -16,8 +16,8 @@ from small import small_experiment
 
 from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.plugin_bridge.channel import segment_pid
 from dynamiccl_ray.plugin_bridge.nccl_job import agreement_violations
+from dynamiccl_ray.plugin_bridge.segments import segment_pid
 from dynamiccl_ray.trainers.online.learning import ppo_config
 from dynamiccl_ray.trainers.online.run import run_online
 

@@ -22,8 +22,10 @@ from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
-from dynamiccl_ray.plugin_bridge.channel import Channel, Prepared, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
+from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.trainers.online.run import run_online
 
 RANKS = 4

@@ -11,8 +11,9 @@ import pytest
 from attached import training
 from small import small_experiment
 
-from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
+from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.trainers.online.run import run_online
 
 RANKS, COMMS = 4, 2

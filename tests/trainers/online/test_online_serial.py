@@ -21,8 +21,9 @@ from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.agent.reward import TERMS, total
 from dynamiccl_ray.errors import ChannelError, ConfigError, RunError
-from dynamiccl_ray.plugin_bridge.channel import Channel, segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.nccl_job import read_log
+from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.report.page import write_report
 from dynamiccl_ray.trainers.online.backends import SerialBackend
 from dynamiccl_ray.trainers.online.explain import explain_run
