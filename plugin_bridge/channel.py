@@ -27,7 +27,6 @@ from dynamiccl_ray.plugin_bridge.layout import (
     UNKNOWN_RANK,
     IdentityWords,
     JobWords,
-    OfferWords,
     Prepared,
     StatusWords,
     TableWords,
@@ -149,7 +148,8 @@ class Channel:
             self._fd = -1
 
     @property
-    def _mapped(self) -> int:
+    def mapped(self) -> int:
+        """Address of the segment, for other native parts. Raises ChannelError once it is closed."""
         if self._segment is None:
             raise ChannelError(f"{self.path}: this channel has been closed")
         return self._segment
@@ -175,7 +175,7 @@ class Channel:
     @property
     def identity(self) -> Identity:
         raw = IdentityWords()
-        library().dcc_identity(self._mapped, ctypes.byref(raw))
+        library().dcc_identity(self.mapped, ctypes.byref(raw))
         return Identity(
             comm_id=raw.comm_id,
             comm_name=raw.comm_name.decode(errors="replace"),
@@ -195,7 +195,7 @@ class Channel:
     @property
     def status(self) -> Status:
         raw = StatusWords()
-        library().dcc_status(self._mapped, ctypes.byref(raw))
+        library().dcc_status(self.mapped, ctypes.byref(raw))
         return Status(
             dseq=raw.dseq,
             hold_at=None if raw.hold_at == NO_HOLD else raw.hold_at,
@@ -231,25 +231,25 @@ class Channel:
             into = np.empty(16384, RECORD_DTYPE)
         elif into.dtype != RECORD_DTYPE or not into.flags.c_contiguous:
             raise ValueError("drain needs a contiguous buffer of RECORD_DTYPE")
-        n = library().dcc_drain(self._mapped, into.ctypes.data, len(into))
+        n = library().dcc_drain(self.mapped, into.ctypes.data, len(into))
         return into[:n]
 
     def fingerprints(self) -> dict[int, int]:
         """The last published rolling fingerprints: window number -> hash."""
         windows, hashes = (ctypes.c_uint64 * 16)(), (ctypes.c_uint64 * 16)()
-        n = library().dcc_fingerprints(self._mapped, windows, hashes)
+        n = library().dcc_fingerprints(self.mapped, windows, hashes)
         return dict(zip(windows[:n], hashes[:n], strict=True))
 
     def cost_rows(self, first: int = 0) -> np.ndarray[Any, Any]:
         """NCCL's own predictions, one row per key in the order of their first use, from index ``first`` on."""
         out = np.empty(256, COST_ROW_DTYPE)
-        return out[: library().dcc_cost_rows(self._mapped, out.ctypes.data, first, len(out))]
+        return out[: library().dcc_cost_rows(self.mapped, out.ctypes.data, first, len(out))]
 
     @property
     def job(self) -> JobReport | None:
         """The job's last report; None if the script was writing one whenever this looked."""
         raw = JobWords()
-        if not library().dcc_job(self._mapped, ctypes.byref(raw)):
+        if not library().dcc_job(self.mapped, ctypes.byref(raw)):
             return None
         return JobReport(
             reports=raw.reports, step=raw.step, iteration_s=raw.iteration_ns / 1e9, loss=raw.loss, faults=raw.faults
@@ -262,17 +262,17 @@ class Channel:
         """
         if step < 0 or not 0 <= iteration_s < 1e9:
             raise ValueError(f"step {step} of {iteration_s} s; neither can be negative, and the time must be finite")
-        library().dcc_report_step(self._mapped, step, round(iteration_s * 1e9), loss)
+        library().dcc_report_step(self.mapped, step, round(iteration_s * 1e9), loss)
 
     def report_fault(self) -> None:
         """As ``report_step``: one more fault."""
-        library().dcc_report_fault(self._mapped)
+        library().dcc_report_fault(self.mapped)
 
     @property
     def table(self) -> DecisionTable | None:
         """What calls are decided by from now on, or from the last COMMIT's call on; None for NCCL's own choice."""
         raw = TableWords()
-        if not library().dcc_table(self._mapped, ctypes.byref(raw)):
+        if not library().dcc_table(self.mapped, ctypes.byref(raw)):
             return None
         return DecisionTable.from_bytes(bytes(raw))
 
@@ -283,7 +283,7 @@ class Channel:
         """
         raw = TableWords.from_buffer_copy(table.to_bytes())
         hold, digest = ctypes.c_uint64(), ctypes.c_uint64()
-        code = library().dcc_prepare(self._mapped, raw, margin, ctypes.byref(hold), ctypes.byref(digest))
+        code = library().dcc_prepare(self.mapped, raw, margin, ctypes.byref(hold), ctypes.byref(digest))
         return Prepared(code), hold.value, digest.value
 
     def decide(self, version: int, switch_at: int | None) -> bool:
@@ -291,41 +291,23 @@ class Channel:
 
         False if that version is not open here, or was not promised for a call as early as ``switch_at``.
         """
-        return bool(library().dcc_decide(self._mapped, version, ABORT if switch_at is None else switch_at) == 0)
+        return bool(library().dcc_decide(self.mapped, version, ABORT if switch_at is None else switch_at) == 0)
 
     def fold(self) -> bool:
         """Folds a committed version once its S has passed. True if no version is open any more."""
-        return bool(library().dcc_fold(self._mapped))
+        return bool(library().dcc_fold(self.mapped))
 
     def stage(self, table: DecisionTable) -> Prepared:
         """In band: hands ``table`` to the job, in place of one that it has not taken yet. BUSY: try again."""
-        return Prepared(library().dcc_stage(self._mapped, TableWords.from_buffer_copy(table.to_bytes())))
-
-    def join_in_band(self) -> None:
-        """For the training process itself, as the next three: from now on it serves step boundaries."""
-        library().dcc_join_in_band(self._mapped)
-
-    def offer(self) -> tuple[int, int, int]:
-        """Version and digest of the table that this rank would put in force (0, 0: none), and its calls so far."""
-        raw = OfferWords()
-        library().dcc_offer(self._mapped, ctypes.byref(raw))
-        return raw.version, raw.digest, raw.dseq
-
-    def take_offer(self) -> None:
-        """What was offered is in force from the next call on."""
-        library().dcc_take_offer(self._mapped)
-
-    def say_out_of_step(self) -> None:
-        """Boundaries are not at the same call on all ranks: nothing is put in force at them any more."""
-        library().dcc_out_of_step(self._mapped)
+        return Prepared(library().dcc_stage(self.mapped, TableWords.from_buffer_copy(table.to_bytes())))
 
     def show_to(self, term: int) -> bool:
         """Before the coordinator of ``term`` is shown how this rank stands. False if a newer one has been shown."""
-        return bool(library().dcc_show_to(self._mapped, term))
+        return bool(library().dcc_show_to(self.mapped, term))
 
     def beat(self) -> None:
         """Tells ``doctor`` that a runner is alive."""
-        library().dcc_beat(self._mapped, time.monotonic_ns(), os.getpid())
+        library().dcc_beat(self.mapped, time.monotonic_ns(), os.getpid())
 
     @property
     def alive(self) -> bool:

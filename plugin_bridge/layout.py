@@ -131,8 +131,14 @@ class JobWords(ctypes.Structure):
     )
 
 
-class OfferWords(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint64), ("digest", ctypes.c_uint64), ("dseq", ctypes.c_uint64))
+class PlaceWords(ctypes.Structure):
+    _fields_ = (
+        ("segment", ctypes.c_void_p),
+        ("comm", ctypes.c_uint64),
+        ("moved", ctypes.c_uint32),
+        ("offered", ctypes.c_uint32),
+        ("out_of_step", ctypes.c_uint32),
+    )
 
 
 class TableWords(ctypes.Structure):
@@ -149,12 +155,12 @@ class TableWords(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The native reader, loaded once. Raises ChannelError if it was never built here."""
+    """The native reader, loaded once. Raises ChannelError if it was never built here, or from other sources."""
     path = native_dir() / "libdynamiccl-channel.so"
     if not path.exists():
         raise ChannelError(f"{path} is missing: build it with `make native` or reinstall the package")
     lib = ctypes.CDLL(str(path), use_errno=True)
-    pointer, u64 = ctypes.c_void_p, ctypes.c_uint64
+    pointer, u64, size = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_size_t
     u64_out = ctypes.POINTER(u64)
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "dcc_open": (pointer, [ctypes.c_int, ctypes.c_char_p]),
@@ -176,12 +182,15 @@ def library() -> ctypes.CDLL:
         "dcc_fold": (ctypes.c_int, [pointer]),
         "dcc_show_to": (ctypes.c_int, [pointer, u64]),
         "dcc_join_in_band": (None, [pointer]),
-        "dcc_offer": (ctypes.c_int, [pointer, ctypes.POINTER(OfferWords)]),
-        "dcc_take_offer": (None, [pointer]),
-        "dcc_out_of_step": (None, [pointer]),
+        "dcc_boundary_bring": (None, [pointer, size, pointer]),
+        "dcc_boundary_take": (size, [pointer, size, pointer]),
+        "dcc_boundary_asked": (ctypes.c_int, [pointer]),
+        "dcc_boundary_report": (None, [pointer, size, u64, u64, ctypes.c_double]),
         "dcc_stage": (ctypes.c_int, [pointer, ctypes.POINTER(TableWords)]),
     }
     for name, (result, arguments) in signatures.items():
-        function = getattr(lib, name)
+        function = getattr(lib, name, None)
+        if function is None:
+            raise ChannelError(f"{path} is of another version: build it with `make native` or reinstall the package")
         function.restype, function.argtypes = result, arguments
     return lib

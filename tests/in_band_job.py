@@ -1,6 +1,6 @@
-"""A DDP job on gloo whose communicators' decisions come from the plugin: one process, as `test_in_band.py` starts it.
+"""A DDP or FSDP job on gloo whose communicators ask the plugin: one process, as `test_in_band.py` starts it.
 
-    python in_band_job.py RANK RANKS PORT STEPS OUT [explicit] [skew]
+    python in_band_job.py RANK RANKS PORT STEPS OUT [explicit] [skew] [fsdp]
 
 Writes its losses and what each call of each communicator was told. ``without`` leaves DynamICCL out.
 """
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 JOB = os.environ["DYNAMICCL_JOB_ID"]
@@ -35,7 +37,11 @@ def main() -> None:
         # All ranks, and pairs of them, as data and tensor parallelism have; the pairs come later.
         comms["world"] = Trained(JOB, 0x77, ranks)
     layers = torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    model: torch.nn.Module = torch.nn.Sequential(*layers)
+    if "fsdp" in options:
+        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+    else:
+        model = DistributedDataParallel(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for step in range(steps):

@@ -1,5 +1,5 @@
-"""In-band agreement under a real DDP job: whatever happens to the control plane, no call of a communicator has two
-tables, and training is what it is without us."""
+"""In-band agreement under real DDP and FSDP jobs: whatever happens to the control plane, no call of a communicator has
+two tables, and training is what it is without us."""
 
 from __future__ import annotations
 
@@ -93,21 +93,19 @@ def switches(told: list[list[int]]) -> int:
     return sum(a != b for a, b in itertools.pairwise(first))
 
 
-@pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    """The losses of each rank without us."""
-    out = tmp_path_factory.mktemp("without")
-    return [said["losses"] for said in finished(start("none", out, STEPS, "without"), out)]
-
-
 STEPS = 600
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param((), id="hook"), pytest.param(("explicit",), id="explicit", marks=pytest.mark.slow)]
+    "options",
+    [
+        pytest.param((), id="hook"),
+        pytest.param(("fsdp",), id="fsdp"),
+        pytest.param(("explicit",), id="explicit", marks=pytest.mark.slow),
+    ],
 )
 def test_control_planes_come_and_die_and_training_is_as_without_us(
-    tmp_path: Path, job: str, without: list[list[float]], options: tuple[str, ...]
+    tmp_path: Path, job: str, options: tuple[str, ...]
 ) -> None:
     job_processes = start(job, tmp_path / "out", STEPS, *options)
     chance, seed, planes = random.Random(1), 0, []
@@ -130,7 +128,8 @@ def test_control_planes_come_and_die_and_training_is_as_without_us(
         pair = [said[first + i]["told"]["pair"] for i in range(2)]
         assert pair[0] == pair[1], "a call of a pair had two tables"
     assert switches(world[0]) > 20
-    assert [of["losses"] for of in said] == without, "training is another"
+    alone = finished(start(job, tmp_path / "without", STEPS, "without", *options), tmp_path / "without")
+    assert [of["losses"] for of in said] == [of["losses"] for of in alone], "training is another"
     assert not list(segments(job))
 
 

@@ -96,6 +96,24 @@ int dcc_offer(struct dcc_segment *seg, struct dcc_offer *out);
 void dcc_take_offer(struct dcc_segment *seg);
 void dcc_out_of_step(struct dcc_segment *seg);
 
+/* A step boundary of one process, for the job as well: see boundary.c. Between the first and the second,
+ * `words` are reduced over all ranks with MIN. The second returns how many communicators are out of step
+ * since then. */
+#define DCC_BOUNDARY_PLACES 64
+#define DCC_BOUNDARY_WORDS 6 /* of each */
+struct dcc_place {
+    struct dcc_segment *seg;
+    uint64_t comm;        /* its id; 0: unknown, and steps are only reported to it */
+    uint32_t moved;       /* how often it has met another communicator in its place */
+    uint32_t offered;     /* 1: a table of it is being agreed on */
+    uint32_t out_of_step; /* 1: for good */
+};
+void dcc_boundary_bring(struct dcc_place *places, size_t n, int64_t *words);
+size_t dcc_boundary_take(struct dcc_place *places, size_t n, int64_t *words);
+int dcc_boundary_asked(const int64_t *words); /* of a result: whether any rank would put something in force */
+void dcc_boundary_report(struct dcc_place *places, size_t n, uint64_t step, uint64_t iteration_ns,
+                         double loss);
+
 /* In band: hands a table to the job, in place of one that it has not taken yet. DCC_BUSY: try again. */
 int dcc_stage(struct dcc_segment *seg, const struct dcc_table *table);
 
