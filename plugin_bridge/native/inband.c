@@ -31,6 +31,11 @@ int dcc_offer(struct dcc_segment *seg, struct dcc_offer *out) {
         store(&words->staged, 0, release); /* pairs with the acquire in dcc_stage(): `offered` is known */
     }
     uint64_t offered = load(&words->offered, relaxed);
+    /* The job's own word, but in memory that others can write to: it must not lead out of the segment. */
+    if ((offered & 0xff) >= DCC_SLOTS) {
+        offered = 0;
+        store(&words->offered, 0, release);
+    }
     out->version = offered >> 8;
     out->digest = offered ? seg->tables[offered & 0xff].digest : 0;
     out->dseq = load(&seg->plugin.dseq, seq_cst);

@@ -101,6 +101,27 @@ def test_a_size_that_is_another_or_ranks_without_end(rank: Trained, shm: Path) -
         Channel(longer)
 
 
+def test_an_offer_that_leads_out_of_the_segment_is_none(shm: Path) -> None:
+    """It is the job's own word, but whoever may write to the file may write to that."""
+    code = """
+from dynamiccl_ray.plugin_bridge.boundary import Boundary
+rank = Trained('hostile', 7, 2)
+with rank.path.open('r+b') as file:
+    file.seek(1147152)  # `offered`: docs/channel.md
+    file.write((5 << 8 | 255).to_bytes(8, 'little'))
+with Channel(rank.path, claim=False) as job:
+    boundary = Boundary()
+    boundary.serve([job])
+    boundary.bring()
+    assert not boundary.offering
+    boundary.take()
+    assert job.status.base_version == 0
+rank.close()
+"""
+    done = run(code)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+
+
 def test_a_process_in_another_pid_namespace_is_alive(rank: Trained, shm: Path) -> None:
     """Containers that share /dev/shm: a process id of one means nothing in another."""
     code = "print([path.name for path in remove_stale('hostile')])"
