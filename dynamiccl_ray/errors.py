@@ -9,6 +9,12 @@ DynamicclError
 
 from __future__ import annotations
 
+import pickle
+import struct
+import zipfile
+import zlib
+from typing import Final
+
 
 class DynamicclError(Exception):
     """Says what is wrong, the value, what is valid and what to do."""
@@ -28,3 +34,29 @@ class ChannelBusyError(ChannelError):
 
 class RunError(DynamicclError):
     """A run cannot start or go on."""
+
+
+MOST_CHARS: Final = 600
+
+
+def short(text: str) -> str:
+    """What somebody else has written, or a library says of it, so that it fits into a message."""
+    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+
+
+DAMAGED: Final = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RuntimeError,
+    MemoryError,
+    OSError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+    pickle.UnpicklingError,
+)
+"""What libraries raise when they read a file that is damaged, or that somebody else has made."""

@@ -13,7 +13,18 @@ from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics
 from dynamiccl_ray.fabric.presets import find_cluster
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, Share, read_yaml
+from dynamiccl_ray.settings import (
+    DIRECTORY,
+    MOST_EXPERTS,
+    Count,
+    NotNegative,
+    Positive,
+    Ppo,
+    Section,
+    Share,
+    exists,
+    read_yaml,
+)
 
 
 def _cluster(given: Any, info: ValidationInfo) -> Any:
@@ -21,7 +32,7 @@ def _cluster(given: Any, info: ValidationInfo) -> Any:
     if not isinstance(given, str):
         return given
     path = (info.context or {}).get(DIRECTORY, Path()) / given
-    return find_cluster(str(path) if path.exists() else given)
+    return find_cluster(str(path) if exists(path) else given)
 
 
 class Place(Section):
@@ -78,7 +89,7 @@ class CurriculumPpo(Ppo):
     teacher_end: NotNegative = 0.3
     """and from two thirds of the rounds on."""
     rounds: Count = 600
-    experts: Count = 4
+    experts: Annotated[int, Field(ge=1, le=MOST_EXPERTS)] = 4
 
 
 class StreamSettings(Section):

@@ -30,7 +30,7 @@ from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.presets import find_cluster, preset_names
 from dynamiccl_ray.keys import key_name, key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, read_yaml
+from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, exists, read_yaml
 
 
 class PlayedEvent(Section, ABC):
@@ -180,7 +180,7 @@ def _beside(given: Any, info: ValidationInfo) -> Any:
     if not isinstance(given, str | Path):
         return given
     path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
-    if not path.exists():
+    if not exists(path):
         raise ValueError(f"{path} does not exist; name a policy that `dynamiccl train` wrote")
     return path
 
@@ -223,7 +223,7 @@ def _source(given: Any, info: ValidationInfo) -> Any:
     if not isinstance(given, str | Path):
         return given
     path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
-    if not path.exists():
+    if not exists(path):
         raise ValueError(f"{path} does not exist; git clone https://github.com/NVIDIA/nccl, or give --nccl")
     return path
 
