@@ -15,7 +15,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.communicator import Communicator
-from dynamiccl_ray.actors.durability import DAMAGED, pack, unpack
+from dynamiccl_ray.actors.durability import pack, unpack
 from dynamiccl_ray.actors.membership import Membership
 from dynamiccl_ray.actors.messages import CommContext, CommReport, EpochContext, Member
 from dynamiccl_ray.actors.phases import Phases
@@ -30,7 +30,7 @@ from dynamiccl_ray.control import loop as control
 from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, new_term
 from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
 from dynamiccl_ray.control.table import DecisionTable
-from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.errors import DAMAGED, RunError, short
 from dynamiccl_ray.keys import key_name
 
 log = logging.getLogger("dynamiccl.coordinator")
@@ -63,7 +63,8 @@ class Coordinator:
         saved = store.get(f"{plan.run}/state")
         if saved is not None:
             self._restore(*unpack(saved))
-        self.context = self._context(self.loop.due(), {}, round_end=False)
+        else:
+            self.context = self._context(self.loop.due(), {}, round_end=False)
 
     @property
     def comms(self) -> dict[int, Communicator]:
@@ -424,8 +425,11 @@ class Coordinator:
             self.loop.keys.cost[:] = arrays["cost"]
             self.loop.restore(arrays)
             self.phases.restore(said["phases"])
+            self.context = self._context(self.loop.due(), {}, round_end=False)
         except DAMAGED as e:
-            raise RunError(f"the state of run {self.plan.run} is damaged: {e!r}; start without --resume") from None
+            raise RunError(
+                f"the state of run {self.plan.run} is damaged: {short(repr(e))}; start without --resume"
+            ) from None
 
 
 _NONE: Final = np.zeros(0, np.int64)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.errors import DAMAGED, RunError, short
 
 FORMAT: Final = 1
-DAMAGED: Final = (ValueError, KeyError, TypeError, AttributeError, IndexError, OSError, EOFError, zipfile.BadZipFile)
-"""What reading something else ends in."""
 
 
 def pack(said: dict[str, Any], arrays: dict[str, Any]) -> bytes:
@@ -32,9 +29,10 @@ def unpack(raw: bytes) -> tuple[dict[str, Any], dict[str, Any]]:
         said = json.loads(arrays.pop("said").tobytes())
         found = said["format"]
     except DAMAGED as e:
-        raise RunError(f"the state of the run is damaged: {e!r}; start without --resume") from None
+        raise RunError(f"the state of the run is damaged: {short(repr(e))}; start without --resume") from None
     if found != FORMAT:
         raise RunError(
-            f"the state of the run is of format {found}, this version reads {FORMAT}; start without --resume"
+            f"the state of the run is of format {short(repr(found))}, this version reads {FORMAT}; start without "
+            "--resume"
         )
     return said, arrays

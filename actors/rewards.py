@@ -99,9 +99,8 @@ class JobReward:
     def restore(self, state: dict[str, object]) -> None:
         """The inverse of ``state``. Raises KeyError or TypeError for something else."""
         reporters, baseline, loss = state["reporters"], state["baseline"], state["loss"]
-        assert isinstance(reporters, list)
-        assert isinstance(baseline, list)
-        assert loss is None or isinstance(loss, float)
+        if not (isinstance(reporters, list) and isinstance(baseline, list) and isinstance(loss, float | None)):
+            raise TypeError("not the state of a reward")
         self._reporters, self._baseline, self._loss = set(reporters), [float(s) for s in baseline], loss
 
 
