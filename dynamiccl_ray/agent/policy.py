@@ -11,7 +11,6 @@ the network for what follows the pairs that were chosen, and for no others; ``Po
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -23,8 +22,9 @@ from torch import Tensor, nn
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agent.lending import SURE_SCALE, WIDE
 from dynamiccl_ray.agent.observation import HEAD_SIZE, N_PAIR_FIELDS, SIZE, part
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.settings import MOST_EXPERTS, MOST_HIDDEN
 
 MASKED: Final = -1e9
 # Logits per unit of log time at the start, and what one unit of the learned parameter is worth: its gradient steps are
@@ -161,12 +161,20 @@ def load(path: Path) -> PolicyNetwork:
     """A saved network, ready to decide. Raises ConfigError for a file that is missing or holds something else."""
     try:
         saved = torch.load(path, weights_only=True)
-        net = PolicyNetwork(saved["hidden"], saved["experts"])
+        hidden, experts = saved["hidden"], saved["experts"]
+        # Of somebody else's file: memory for a network is taken before its weights are looked at.
+        if not (isinstance(hidden, int) and 1 <= hidden <= MOST_HIDDEN):
+            raise ValueError(f"hidden is {hidden!r}, of 1 to {MOST_HIDDEN}")
+        if not (isinstance(experts, int) and 1 <= experts <= MOST_EXPERTS):
+            raise ValueError(f"experts is {experts!r}, of 1 to {MOST_EXPERTS}")
+        net = PolicyNetwork(hidden, experts)
         net.load_state_dict(saved["weights"])
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; name a policy that `dynamiccl train` wrote") from None
-    except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as e:
-        raise ConfigError(f"{path} holds no policy of this version: {e}; train one with `dynamiccl train`") from None
+    except DAMAGED as e:
+        raise ConfigError(
+            f"{path} holds no policy of this version: {short(str(e))}; train one with `dynamiccl train`"
+        ) from None
     return net.eval()
 
 

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from dynamiccl_ray.agent import policy
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.trainers.common import checkpoint
+from dynamiccl_ray.trainers.online.explain import explain_run
 from dynamiccl_ray.trainers.online.run import read_checkpoint
 
 
@@ -61,3 +63,24 @@ def test_another_kind_of_checkpoint_is_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="not a run to resume from"):
         read_checkpoint(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"{}", b"\xff"])
+def test_what_is_to_be_explained_must_be_a_run(tmp_path: Path, content: bytes | None) -> None:
+    checkpoint.write(tmp_path / "checkpoint.pt", {"learner": {}, "coordinator": b"x"})
+    if content is not None:
+        (tmp_path / "experiment.json").write_bytes(content)
+    with pytest.raises(ConfigError, match="not the experiment of a run"):
+        explain_run(tmp_path)
+
+
+def test_a_checkpoint_whose_parts_are_others_is_refused(tmp_path: Path) -> None:
+    checkpoint.write(tmp_path / "checkpoint.pt", {"learner": {}, "coordinator": "text"})
+    with pytest.raises(ConfigError, match="its parts are others"):
+        read_checkpoint(tmp_path)
+
+
+def test_a_policy_of_any_size_is_not_made_room_for(tmp_path: Path) -> None:
+    torch.save({"hidden": 10**9, "experts": 4, "weights": {}}, tmp_path / "policy.pt")
+    with pytest.raises(ConfigError, match="hidden is 1000000000, of 1 to 4096"):
+        policy.load(tmp_path / "policy.pt")

@@ -5,7 +5,6 @@ A checkpoint may come from anybody, so that it is read with PyTorch's restricted
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
@@ -33,14 +32,14 @@ def read(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of files that are refused below
             state = torch.load(path, weights_only=True)
-    except OSError as e:
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}")
+        found: dict[str, Any] = _arrays(state)
+        return found
+    except FileNotFoundError as e:
         raise ConfigError(f"{path}: not a run to resume from: {e.strerror}") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as e:
-        raise ConfigError(f"{path}: not a checkpoint of this version: {type(e).__name__}") from None
-    if not isinstance(state, dict):
-        raise ConfigError(f"{path}: not a checkpoint of this version: it holds a {type(state).__name__}")
-    found: dict[str, Any] = _arrays(state)
-    return found
+    except DAMAGED as e:
+        raise ConfigError(f"{path}: not a checkpoint of this version: {short(repr(e))}") from None
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.control.loop import Loop, Phase
+from dynamiccl_ray.errors import ConfigError, short
 from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
 from dynamiccl_ray.trainers.online.run import read_checkpoint
@@ -28,7 +29,10 @@ def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
     """
     store, name = MemoryStore(), run.name
     store.put(f"{name}/state", read_checkpoint(run)["coordinator"])
-    experiment = Online.model_validate_json((run / "experiment.json").read_text())
+    try:
+        experiment = Online.model_validate_json((run / "experiment.json").read_bytes())
+    except (OSError, ValueError) as e:
+        raise ConfigError(f"{run / 'experiment.json'}: not the experiment of a run: {short(str(e))}") from None
     coordinator = Coordinator(Plan(run=name, experiment=experiment, topology={}), store)
     comms = []
     for comm_id, comm in coordinator.comms.items():

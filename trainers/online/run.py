@@ -21,7 +21,7 @@ from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, PlayedJob, RealNcclFabric
 from dynamiccl_ray.control.agreement import MemoryStore
-from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.errors import ConfigError, RunError, short
 from dynamiccl_ray.plugin_bridge import plugin_path
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
@@ -334,5 +334,9 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """What a run left to go on from. Raises ConfigError if the directory has none, or one that is damaged."""
     left = checkpoint.read(directory / CHECKPOINT)
     if left.keys() != {"learner", "coordinator"}:
-        raise ConfigError(f"{directory / CHECKPOINT}: not a checkpoint of `dynamiccl online`: it holds {sorted(left)}")
-    return {"learner": left["learner"], "coordinator": left["coordinator"].tobytes()}
+        holds = short(str(sorted(map(str, left))))
+        raise ConfigError(f"{directory / CHECKPOINT}: not a checkpoint of `dynamiccl online`: it holds {holds}")
+    learner, coordinator = left["learner"], left["coordinator"]
+    if not isinstance(learner, dict) or not isinstance(coordinator, np.ndarray):
+        raise ConfigError(f"{directory / CHECKPOINT}: not a checkpoint of `dynamiccl online`: its parts are others")
+    return {"learner": learner, "coordinator": coordinator.tobytes()}
