@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from dynamiccl_ray.agent.reward import TERMS
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 from dynamiccl_ray.keys import N_KEYS, key_name, key_parts
 
 Doubles = npt.NDArray[np.float64]
@@ -116,7 +116,8 @@ def read_run(directory: Path) -> Run:
     """Reads what ``dynamiccl_ray.trainers.online.run.run_online`` wrote. Raises ConfigError if it is not all there."""
     summary = _read_json(directory, "summary.json")
     experiment = _read_json(directory, "experiment.json")
-    if "kind" not in experiment.get("fabric", {}):
+    fabric = experiment.get("fabric")
+    if not isinstance(fabric, dict) or "kind" not in fabric:
         raise ConfigError(f"{directory / 'experiment.json'}: not an online experiment: fabric.kind is missing")
     try:
         events = summary["events"]
@@ -129,9 +130,16 @@ def read_run(directory: Path) -> Run:
             samples=_read_samples(directory, events, stages),
             rewards=_read_rewards(directory),
         )
+    except ConfigError:
+        raise
     except KeyError as e:
         raise ConfigError(
-            f"{directory / 'summary.json'}: {e} is missing; was it written by another version of DynamICCL-Ray?"
+            f"{directory / 'summary.json'}: {short(str(e))} is missing; was it written by another version of "
+            "DynamICCL-Ray?"
+        ) from None
+    except DAMAGED as e:
+        raise ConfigError(
+            f"{directory}: damaged, or written by another version of DynamICCL-Ray: {short(repr(e))}"
         ) from None
 
 
@@ -144,8 +152,8 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
             f"{directory}: not the directory of a finished run: cannot read {name}: {e.strerror}; "
             "give the directory that `dynamiccl online` printed, after the run has ended"
         ) from None
-    except ValueError as e:
-        raise ConfigError(f"{path}: damaged: {e}") from None
+    except (ValueError, RecursionError) as e:
+        raise ConfigError(f"{path}: damaged: {short(str(e))}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
@@ -157,7 +165,9 @@ def _stage(name: str, result: dict[str, Any]) -> Regime:
     several = len({row["comm"] for row in result["keys"]}) > 1
     for row in result["keys"]:
         if row["key"] not in numbers:
-            raise ConfigError(f"summary.json: unknown key {row['key']!r}; expected names like all_reduce/64KiB")
+            raise ConfigError(
+                f"summary.json: unknown key {short(repr(row['key']))}; expected names like all_reduce/64KiB"
+            )
         collective, pipelined, nbytes = key_parts(numbers[row["key"]])
         group = collective.name.lower().replace("_", "-") + (" (pipelined)" if pipelined else "")
         of = f"{row['communicator'] or row['comm']} " if several else ""
@@ -172,9 +182,9 @@ def _read_samples(directory: Path, events: list[dict[str, Any]], stages: list[Re
     try:
         table = pq.read_table(directory / "samples.parquet", columns=columns)
     except OSError as e:
-        raise ConfigError(f"{directory}: cannot read samples.parquet: {e}") from None
+        raise ConfigError(f"{directory}: cannot read samples.parquet: {short(str(e))}") from None
     except ValueError as e:
-        raise ConfigError(f"{directory / 'samples.parquet'}: not the samples of a run: {e}") from None
+        raise ConfigError(f"{directory / 'samples.parquet'}: not the samples of a run: {short(str(e))}") from None
     read = {name: table[name].to_numpy() for name in columns}
     dseq, epoch = read["dseq"].astype(np.int64), read["epoch"].astype(np.int64)
     pairs, of = np.unique(np.stack([read["comm"], read["key"].astype(np.uint64)], -1), axis=0, return_inverse=True)
@@ -202,7 +212,7 @@ def _read_rewards(directory: Path) -> Rewards:
     try:
         table = pq.read_table(path, columns=["epoch", "phase", "keys", "reward", *TERMS])
     except (OSError, ValueError) as e:
-        raise ConfigError(f"{path}: not the rewards of a run: {e}") from None
+        raise ConfigError(f"{path}: not the rewards of a run: {short(str(e))}") from None
     epoch, first, of = np.unique(table["epoch"].to_numpy(), return_index=True, return_inverse=True)
     keys, terms = table["keys"].to_numpy().astype(np.float64), {}
     for name in ("reward", *TERMS):
