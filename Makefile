@@ -17,10 +17,10 @@ EMULATED := plugin_bridge/emulated_nccl
 EMULATED_SRC := $(wildcard $(EMULATED)/*.c)
 FAKE_SRC := $(wildcard plugin_bridge/fake_cuda/*.cc)
 HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_bench/*.h gpu/*.h emulated_nccl/*.h))
-C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/real_nccl/native/*.c)
+C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/real_nccl/native/*.c tests/fuzz/*.[ch])
 STRESS_SRC := tests/plugin_bridge/native/stress.c
 
-.PHONY: demo train test test-all acceptance model sanitize real-nccl native lint format venv clean
+.PHONY: demo train test test-all acceptance model fuzz sanitize real-nccl native lint format venv clean
 
 demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
@@ -95,6 +95,11 @@ acceptance: $(VENV)/ready
 # The agreement as a model, over all of its states: docs/agreement_model.md. Needs spin and gcc, and nothing of ours.
 model:
 	python3 model/check.py
+
+# The plugin and the reader under inputs that libFuzzer makes up: docs/fuzzing.md. Needs clang, and nothing of ours.
+RUNS ?= 10000000
+fuzz:
+	python3 tests/fuzz/targets.py --runs $(RUNS) $(TARGETS)
 
 # The plugin, the emulated NCCL that drives it and a threaded stress test of both ends of the channel, under each sanitizer.
 sanitize: $(VENV)/ready
