@@ -226,9 +226,10 @@ class Coordinator:
             if alarm.sample >= 0:
                 of = int(np.searchsorted(first, alarm.sample, "right")) - 1
                 dseq = int(parts[of].collectives["dseq"][alarm.sample - first[of]])
-            self.alarms.append(Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.phases.epoch))
-            log.info("drift on %s at call %d: adapting", key_name(key), dseq)
-            if self._at_baseline(comm):
+            self.alarms.append(Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.phases.epoch, anew=alarm.anew))
+            then = "learning anew" if alarm.anew else "its choice was checked, and stands"
+            log.info("the times of %s have changed by call %d: %s", key_name(key), dseq, then)
+            if alarm.anew and self._at_baseline(comm):
                 comm.reward.shift()
 
     def _at_baseline(self, comm: Communicator) -> bool:

@@ -92,7 +92,9 @@ class Phases:
         if not len(order) or share[-1] <= 0:
             return self.phase
         most = order[: int(np.searchsorted(share, _MOST * share[-1])) + 1]
-        return Phase(min(self._loop.phase[most].tolist(), key=_BEHIND.index))
+        phase = self._loop.phase[most]
+        # A check is short, and what was chosen before it is most likely chosen after it.
+        return Phase(min(np.where(phase == Phase.CHECK, Phase.EXPLOIT, phase).tolist(), key=_BEHIND.index))
 
     # -- durability --
 

@@ -48,13 +48,15 @@ class Epoch:
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """Drift found on a key."""
+    """The times of a key have changed."""
 
     comm: int
     key: int
     dseq: int
-    """Collective whose time raised it."""
+    """Collective whose time raised it, or the last one of its check."""
     epoch: int
+    anew: bool
+    """Whether the key learns anew. False where its choice was checked, and stood."""
 
 
 @dataclass(frozen=True, kw_only=True)

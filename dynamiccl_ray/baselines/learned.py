@@ -40,7 +40,9 @@ class LearnedPolicy(Method):
         self._log_us: list[Float64] = []
         self._until = int(self.loop.need.min())
         self.alarms = 0
-        """Drifts that were found."""
+        """After which a key learned anew."""
+        self.checks = 0
+        """After which a choice was checked, and stood."""
 
     def choose(self, step: int) -> Int64:
         return self.loop.wanted
@@ -56,7 +58,8 @@ class LearnedPolicy(Method):
         alarms = self.loop.observe(
             Measured(row=row, action=self.loop.wanted[row], log_us=log_us, skew=np.zeros(len(row)))
         )
-        self.alarms += len(alarms)
+        self.alarms += sum(alarm.anew for alarm in alarms)
+        self.checks += sum(not alarm.anew for alarm in alarms)
         self.decide()
         self._until = int(self.loop.need.min())
 

@@ -76,7 +76,7 @@ _PHASE_NEWS = {
     "baseline": "measuring NCCL's own choice",
     "learn": "learning",
     "exploit": "using what was learned; no updates, watching for drift",
-    "adapt": "drift found: learning again from what is known",
+    "adapt": "the network has changed: learning again from what is known",
 }
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
+
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
 
 
@@ -15,6 +19,8 @@ class Learning(Section):
     """That measure NCCL's own choice before anything is tried."""
     draws: Count = 96
     """Decisions that are drawn. The policy's certainty comes from a model, so what it holds likely is measured."""
+    adapt_share: Annotated[float, Field(gt=0, le=1)] = 0.67
+    """Of them, that are drawn after a trigger: what was known is a hint then."""
     draw_samples: Count = 1
     compares: Count = 24
     """Decisions after that, in each of which that contender is measured which was measured least."""

@@ -125,15 +125,23 @@ class Evidence:
         own = rows[actions == OWN_ACTION]
         self.baseline[own] = self.total[own, OWN_ACTION] / self.samples[own, OWN_ACTION]
 
-    def begin(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> None:
-        """NCCL's own choice has been measured, for the first time or anew: what is left from before a shift is kept
-        relative to it. All (R,).
+    def begin(self, rows: Int64, actions: Int64, samples: Float64, mean: Float64, square: Float64) -> None:
+        """As ``record``, where all ``actions`` are NCCL's own choice, for the first time or anew: what is left from
+        before a shift is kept relative to it.
         """
         before = self.baseline[rows]
         moved = np.where(np.isfinite(before), mean - before, 0.0)[:, None, None]
         for samples_name, total_name in _MARGINS:
             getattr(self, total_name)[rows] += getattr(self, samples_name)[rows] * moved
-        self.record(rows, np.full(len(rows), OWN_ACTION), samples, mean, square)
+        self.record(rows, actions, samples, mean, square)
+
+    def move(self, rows: Int64, by: Float64) -> None:
+        """All actions of these keys take longer alike, by so much (R,) as a log: their differences are kept."""
+        self.total[rows] += self.samples[rows] * by[:, None]
+        for samples_name, total_name in _MARGINS:
+            getattr(self, total_name)[rows] += getattr(self, samples_name)[rows] * by[:, None, None]
+        for of in (self.baseline, self.last, self.fastest):
+            of[rows] += by
 
     def shift(self, rows: Int64) -> None:
         """The network of these keys has changed: what was measured is a hint from now on."""

@@ -1,4 +1,4 @@
-"""The control loop of a set of keys: baseline, learn, exploit; after a shift of the network baseline, adapt, exploit.
+"""The control loop of a set of keys: baseline, learn, exploit; after an alarm check, and if need be adapt, exploit.
 
 Every key goes through these phases at its own pace: a decision of a key is over when the key has as many samples of it
 as it takes, whatever the other keys do. So a key that is rare, or that nothing measures, holds nobody up; all that it
@@ -10,6 +10,8 @@ that are to be drawn (``drawing.py``), and says what was decided (``decide``).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, Final
@@ -20,43 +22,70 @@ from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_part
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode, relative_cost
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.control import check
+from dynamiccl_ray.control.check import Checks
 from dynamiccl_ray.control.columns import NOTHING, Keys, Measured, Outcome, joined, no_keys, no_outcome, salt_of, take
 from dynamiccl_ray.control.due import Due
 from dynamiccl_ray.control.evidence import Evidence
-from dynamiccl_ray.control.trigger import Cusum
+from dynamiccl_ray.control.trigger import BATCH, Cusum
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
 
 __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "salt_of"]
 
 # Collectives of an action before drift is looked for in further ones.
-_KNOWN: Final = 8
+_KNOWN: Final = 4
+# What is as near to an alarm as this is not added to what so many collectives have said of an action.
+_DOUBTFUL: Final = 0.6
+_WELL_KNOWN: Final = 24
 # A time counts as no more than so many standard deviations above the median of its decision, of two the lesser.
 _OUTLIER: Final = 4.0
 # Draws of an action after which one more says little; and by how much, as a log, NCCL may believe a pair to be slower
 # than the fastest where it is tried once all the same.
 _OFTEN: Final = 4
 _BELIEVED: Final = 1.0
-# Where this share of a communicator's keys have alarmed within so many of their own samples, the network has changed.
+# Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
 
 
 class Phase(IntEnum):
-    """Where a key is; ADAPT is learning after a trigger."""
+    """Where a key is; ADAPT is learning after a trigger, and CHECK comes before it, from EXPLOIT."""
 
     BASELINE = 0
     LEARN = 1
     EXPLOIT = 2
     ADAPT = 3
+    CHECK = 4
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Drift:
-    """Drift found on a key."""
+    """The times of a key have changed."""
 
     row: int
+    anew: bool
+    """Whether the key learns anew. False where its choice was checked, and stood."""
     sample: int
     """Index, among what was observed, of the collective that raised it; -1 for one that was observed before."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Closed:
+    """Decisions (R,) that are over, of different keys."""
+
+    rows: Int64
+    actions: Int64
+    samples: Float64
+    mean: Float64
+    """Of the log times, and their squared deviations from it."""
+    square: Float64
+
+    def part(self, chosen: Int64) -> _Closed:
+        return _Closed(**{name: column[chosen] for name, column in vars(self).items()})
+
+    def into(self, evidence: Callable[..., None]) -> None:
+        if len(self.rows):
+            evidence(**vars(self))
 
 
 class Loop:
@@ -67,6 +96,7 @@ class Loop:
         self.keys = no_keys()
         self.evidence = Evidence()
         self.cusum = Cusum(control.trigger.arl0)
+        self.checks = Checks()
         self.phase = np.zeros(0, np.int64)
         self.wanted = np.zeros(0, np.int64)
         self.decisions = np.zeros(0, np.int64)
@@ -84,8 +114,7 @@ class Loop:
         self.late = 0
         """Samples of an action that was not wanted any more: they end no decision, and are not used."""
         self._before = np.zeros(0, np.int64)
-        self._watched = np.zeros(0, np.int64)
-        self._alarm_at = np.zeros(0, np.int64)
+        self._anew_at = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
         self._outcome = no_outcome(0)
         self._pending = NOTHING
@@ -101,6 +130,7 @@ class Loop:
         self.keys = joined(self.keys, keys)
         self.evidence.grow(keys.group, keys.collective, keys.nbytes)
         self.cusum.grow(n)
+        self.checks.grow(n)
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
@@ -112,6 +142,7 @@ class Loop:
         self.keys, self._outcome = take(self.keys, rows), take(self._outcome, rows)
         self.evidence.keep(rows)
         self.cusum.keep(rows)
+        self.checks.keep(rows)
         for name in (*_COUNTS, "_over", "forbidden"):
             setattr(self, name, getattr(self, name)[rows])
         left = take(self._pending, rows[self._pending.row])
@@ -150,11 +181,17 @@ class Loop:
         self._pending = take(have, ~closing)
         return self._close(take(have, closing), index[closing])
 
+    def _draws(self) -> Int64:
+        """(K,) decisions of each key that are drawn: fewer where it learns anew, for much is known then."""
+        learning = self.control.learning
+        return np.where(self.shifts > 0, math.ceil(learning.adapt_share * learning.draws), learning.draws)
+
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
         learning = self.control.learning
-        takes = np.where(self.decisions <= learning.draws, learning.draw_samples, learning.compare_samples)
+        takes = np.where(self.decisions <= self._draws(), learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, learning.baseline_samples, takes)
+        takes = np.where(self.phase == Phase.CHECK, check.SAMPLES, takes)
         takes = np.where(self._over, 0, takes)
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
 
@@ -173,29 +210,89 @@ class Loop:
         mean = np.add.reduceat(log_us, first) / counts
         square = np.add.reduceat((log_us - np.repeat(mean, counts)) ** 2, first)
 
-        # Against what is known of the very action: that another has another time is no drift.
-        baseline = self.phase[rows] == Phase.BASELINE
-        known = ~baseline & (self.evidence.samples[rows, actions] >= _KNOWN)
-        residual = log_us - np.repeat(self.evidence.mean(rows, actions), counts)
-        # What another action has shown says nothing of this one's noise either.
-        other = known & (self._watched[rows] != actions)
-        self.cusum.reset(rows[other])
-        self._watched[rows[known]] = actions[known]
+        phase = self.phase[rows]
+        baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
+        of = _Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
         alarm = np.full(len(rows), -1)
-        alarm[known] = self.cusum.update(rows[known], counts[known], residual[np.repeat(known, counts)])
+        watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
+        alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
         quiet = alarm < 0
 
-        self._judge(rows, actions, mean, ~baseline & ~self._over[rows])
-        begun = baseline & ~self._over[rows]
-        samples_of = counts.astype(np.float64)
-        self.evidence.begin(rows[begun], samples_of[begun], mean[begun], square[begun])
-        more = quiet & ~begun
-        self.evidence.record(rows[more], actions[more], samples_of[more], mean[more], square[more])
+        self._judge(rows, actions, mean, ~baseline & ~checking & ~self._over[rows])
         self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
+        begun = baseline & ~self._over[rows]
+        of.part(np.flatnonzero(begun)).into(self.evidence.begin)
+        # What may be of another network says nothing of this one; where little is known yet, it has to.
+        doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
+        of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful)).into(self.evidence.record)
+        turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
-        if not quiet.all():
-            self._agree(rows[~quiet])
-        return [Drift(row=int(rows[i]), sample=int(index[first[i] + alarm[i]])) for i in np.flatnonzero(~quiet)]
+        drifts = self._turn(of.part(turned))
+        at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
+        return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
+
+    def _watch(self, of: _Closed, log_us: Float64) -> Int64:
+        """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
+
+        What is watched is how far each decision is off from what was known of its very action: the recursive residuals
+        of Brown, Durbin and Evans (Journal of the Royal Statistical Society B, 1975). Without a change they are
+        independent and of one deviation, whichever actions come, and whenever.
+        """
+        counts = of.samples.astype(np.int64)
+        known = self.evidence.samples[of.rows, of.actions]
+        weight = np.sqrt(known / (known + np.minimum(counts, BATCH)))
+        residual = log_us - np.repeat(self.evidence.mean(of.rows, of.actions), counts)
+        alarm = self.cusum.update(of.rows, counts, residual * np.repeat(weight, counts))
+        return np.where(self.measured[of.rows] >= self.checks.calm_until[of.rows], alarm, -1)
+
+    def _alarmed(self, rows: Int64) -> list[int]:
+        """Times of these keys have moved. What exploits is checked, unless they have moved far; returns the others,
+        which begin anew at once."""
+        checked = (self.phase[rows] == Phase.EXPLOIT) & ~self.cusum.sudden(rows)
+        self._check(rows[checked])
+        if not checked.all():
+            self._agree(rows[~checked])
+        return [int(row) for row in rows[~checked]]
+
+    def _check(self, rows: Int64) -> None:
+        self.phase[rows] = Phase.CHECK
+        self.checks.begin(rows, self.wanted[rows], self.evidence, self.allowed(rows).reshape(-1, N_ACTIONS))
+        self._over[rows] = True
+        self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
+
+    def _turn(self, of: _Closed) -> list[Drift]:
+        """Turns of checks are over, and with the last one the check."""
+        void = of.actions != self.checks.next(of.rows)
+        self.phase[of.rows[void]] = Phase.EXPLOIT  # something may not be asked for any more: there is no check then
+        self.cusum.reset(of.rows[void])
+        of = of.part(np.flatnonzero(~void))
+        rows = of.rows[self.checks.record(of.rows, of.samples, of.mean, of.square)]
+        if not len(rows):
+            return []
+        differs = self.checks.differs(rows, self.evidence, self.cusum.deviation(rows))
+        stands, anew = rows[~differs], rows[differs]
+        known = self.evidence.mean(stands, self.checks.actions[stands, 0])
+        self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
+        self.checks.stand(stands, self.measured[stands])
+        if len(anew):
+            self._agree(anew)
+            # NCCL's own choice is known by now, and how what contended before does.
+            self.phase[anew], self._over[anew] = Phase.ADAPT, True
+        for place in range(self.checks.actions.shape[1]):
+            there = rows[self.checks.actions[rows, place] >= 0]
+            own = self.checks.actions[there, place] == OWN_ACTION
+            fresh = own & np.isin(there, anew)
+            for chosen, into in ((fresh, self.evidence.begin), (~fresh, self.evidence.record)):
+                _Closed(
+                    rows=there[chosen],
+                    actions=self.checks.actions[there[chosen], place],
+                    samples=self.checks.samples[there[chosen], place],
+                    mean=self.checks.level(there[chosen])[:, place],
+                    square=self.checks.square[there[chosen], place],
+                ).into(into)
+        self.phase[stands] = Phase.EXPLOIT
+        self.cusum.reset(rows)
+        return [Drift(row=int(row), sample=-1, anew=bool(of)) for row, of in zip(rows, differs, strict=True)]
 
     def _judge(self, rows: Int64, actions: Int64, mean: Float64, known: Bool) -> None:
         """The outcome of decisions, before they are recorded."""
@@ -207,21 +304,25 @@ class Loop:
         outcome.congestion[rows] = mean - np.minimum(evidence.fastest[rows], mean)
 
     def _agree(self, rows: Int64) -> None:
-        """These keys have alarmed. Where many of a communicator do, the network has changed for all of them."""
-        self._alarm_at[rows] = self.measured[rows]
-        recent = self.measured - self._alarm_at <= _TOGETHER
+        """These keys begin anew. Where many of a communicator do, the network has changed for all of them: what
+        exploits is checked, and what learns begins anew as well."""
+        self._anew_at[rows] = self.measured[rows]
+        recent = self.measured - self._anew_at <= _TOGETHER
         watched = (self.phase != Phase.BASELINE) | recent
         group = self.keys.group
         share = np.bincount(group, recent) / np.maximum(np.bincount(group, watched), 1)
-        agreed = (share >= _AGREED)[group] & np.isin(group, group[rows])
-        others = np.flatnonzero(agreed & ~recent & (self.phase != Phase.BASELINE))
-        self._alarm_at[others] = self.measured[others]
+        agreed = (share >= _AGREED)[group] & np.isin(group, group[rows]) & ~recent
+        settled = self.measured < self.checks.calm_until
+        self._check(np.flatnonzero(agreed & (self.phase == Phase.EXPLOIT) & ~settled))
+        others = np.flatnonzero(agreed & ((self.phase == Phase.LEARN) | (self.phase == Phase.ADAPT)))
+        self._anew_at[others] = self.measured[others]
         self.shift(np.union1d(rows, others))
 
     def shift(self, rows: Int64) -> None:
         """The network of these keys has changed: they begin anew with NCCL's own choice."""
         self.evidence.shift(rows)
         self.cusum.reset(rows)
+        self.checks.forget(rows)
         self.phase[rows] = Phase.BASELINE
         self.wanted[rows] = OWN_ACTION
         self.decisions[rows] = 0
@@ -238,10 +339,17 @@ class Loop:
         allowed = self.allowed(rows)
         learning, done = self.control.learning, self.decisions[rows]
         contest = self.evidence.contest(rows, allowed.reshape(-1, N_ACTIONS), _OFTEN * learning.draw_samples)
-        draw = done < learning.draws
-        comparing = ~draw & (done < learning.draws + learning.compares)
+        draws = self._draws()[rows]
+        draw = done < draws
+        comparing = ~draw & (done < draws + learning.compares)
+        fixed = np.where(comparing, contest.least, contest.best)
+        takes = np.where(draw, learning.draw_samples, learning.compare_samples)
+        checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
+        asked, flat = self.checks.next(rows[checking]), allowed.reshape(-1, N_ACTIONS)
+        fixed[checking] = np.where(flat[checking, asked], asked, contest.best[checking])
+        takes[checking] = check.SAMPLES
         # What follows the last draw tells the learner what it was worth.
-        seen = np.flatnonzero(done <= learning.draws)
+        seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], allowed[seen]))
         return Due(
@@ -251,11 +359,11 @@ class Loop:
             ordinal=done,
             shifts=self.shifts[rows],
             draw=draw,
-            fixed=np.where(comparing, contest.least, contest.best),
+            fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
             untried=self._untried(rows, allowed),
-            takes=np.where(draw, learning.draw_samples, learning.compare_samples),
+            takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
         )
@@ -269,8 +377,9 @@ class Loop:
         self._outcome.known[rows] = False
         learning = self.control.learning
         again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
-        compared = self.decisions[rows] > learning.draws + learning.compares
-        self.phase[rows] = np.where(compared, Phase.EXPLOIT, again)
+        compared = self.decisions[rows] > self._draws()[rows] + learning.compares
+        after = np.where(self.phase[rows] == Phase.CHECK, Phase.CHECK, Phase.EXPLOIT)
+        self.phase[rows] = np.where(compared, after, again)
 
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
@@ -314,7 +423,7 @@ class Loop:
             cusum=np.where(just_shifted, 1.0, self.cusum.score[rows]).astype(np.float32),
             congestion=_known(evidence.last[rows] - evidence.fastest[rows]),
             skew=evidence.skew[rows].astype(np.float32),
-            heat=np.where(self.decisions[rows] < learning.draws, learning.heat, 0.0).astype(np.float32),
+            heat=np.where(self.decisions[rows] < self._draws()[rows], learning.heat, 0.0).astype(np.float32),
             valid_channels=np.asarray(allowed.any(-1)),
             valid_chunks=np.asarray(allowed.any(-2)),
         )
@@ -324,7 +433,7 @@ class Loop:
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint: all but settings and keys."""
         mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "forbidden")}
-        parts = {"evidence": self.evidence.state(), "cusum": self.cusum.state()}
+        parts = {"evidence": self.evidence.state(), "cusum": self.cusum.state(), "checks": self.checks.state()}
         return {**mine, **{f"{part}.{name}": v for part, of in parts.items() for name, v in of.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -335,6 +444,7 @@ class Loop:
             getattr(self, name)[:] = state[name]
         self.evidence.restore({k.removeprefix("evidence."): v for k, v in state.items() if k.startswith("evidence.")})
         self.cusum.restore({k.removeprefix("cusum."): v for k, v in state.items() if k.startswith("cusum.")})
+        self.checks.restore({k.removeprefix("checks."): v for k, v in state.items() if k.startswith("checks.")})
         pair, channels, chunk = action_parts(self.wanted)
         rows = np.arange(len(self))
         valid = self.keys.channels[rows, pair, channels] & self.keys.chunks[rows, pair, chunk]
@@ -344,7 +454,7 @@ class Loop:
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_watched": OWN_ACTION, "_alarm_at": -(1 << 62),
+    "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip
 
 

@@ -1,78 +1,110 @@
-"""The Trigger Agent's detector: a two-sided CUSUM on log(time / expected), one per key.
+"""The Trigger Agent's detector: has the mean of a key's log times changed? A two-sided CUSUM, one per key.
 
-For increments of unit variance and a drift allowance k, Siegmund (Sequential Analysis, 1985) gives the one-sided
-run length to a false alarm as (exp(2 k b) - 2 k b - 1) / (2 k^2) with b = h + 1.166; both sides halve it. The
-threshold h is solved for from the run length the user asks for, never set by hand.
+The sums are over batches of 8 samples, because measured times are correlated and their tails are heavy: the standard
+deviation of a batch mean is estimated from what such means really vary by, and where there are too few of them, from
+the correlation of neighbouring samples. Neither a mean, nor a deviation, nor the size of a shift has to be known.
+
+At each batch the last p batches are compared with all before them, for p of 2 to 32: the window-limited generalised
+likelihood ratio of Lai (Journal of the Royal Statistical Society B, 1995), with a deviation that is estimated. So a
+shift is compared with a reference from before it, also if it comes slowly.
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
-from scipy.optimize import brentq
+from scipy.stats import norm
 
 from dynamiccl_ray.arrays import Bool, Float64, Int64
 
-# Drift allowance in standard deviations: shifts of twice this are found fastest.
-ALLOWANCE: Final = 1.0
-# Measured times have heavy tails; one outlier must not be an alarm on its own.
-WINSOR: Final = 4.0
+BATCH: Final = 8
+"""Samples. An alarm comes at the end of a batch."""
+# Batches after a shift that are compared with those before it, of which there have to be so many.
+_AFTER: Final = np.array([2, 3, 4, 6, 8, 12, 16, 24, 32])
+_BEFORE: Final = 2
+# Within a batch, one outlier counts as no more than so many deviations; and a batch as no more than so many of its own:
+# two that are far off are an alarm, and one is none.
+_OUTLIER: Final = 3.0
+_FAR: Final = 4.0
+# What is off by so many deviations of a batch, and by a factor of so much as a log, is an alarm at once.
+_SUDDEN: Final = 8.0
+_LEAST_SUDDEN: Final = 0.35
 # Below this, session effects rather than noise decide: repeats on p5en differ by 0.6 % within a session.
-MIN_SIGMA: Final = 0.01
+_LEAST_SIGMA: Final = 0.003
+# The correlation of neighbouring samples before it is known, and the batches that this counts for.
+_USUAL_CORRELATION: Final = 0.45
+_USUAL_BATCHES: Final = 3.0
+_MOST_CORRELATION: Final = 0.9
+# Batches that the deviation counts for which follows from that correlation.
+_FREEDOM: Final = 16.0
 
-_SIEGMUND: Final = 1.166
 
-
-def threshold(arl0: float, allowance: float = ALLOWANCE) -> float:
-    """CUSUM threshold h, in standard deviations, for one false alarm in ``arl0`` samples of a key.
+def threshold(arl0: float) -> float:
+    """Standard deviations that the recent batches may be off by, for at most one false alarm in ``arl0`` samples of a
+    key: the union bound over all comparisons. They are not independent, so false alarms are rarer.
 
     Raises ValueError unless arl0 > 2.
     """
     if not arl0 > 2:
         raise ValueError(f"arl0 is {arl0}; expected more than 2 samples")
-
-    def excess(h: float) -> float:
-        x = 2 * allowance * (h + _SIEGMUND)
-        return (math.exp(x) - x - 1) / (2 * allowance**2) / 2 - arl0
-
-    return float(brentq(excess, -_SIEGMUND, 200 / allowance))
+    return float(norm.isf(min(0.25, BATCH / (2 * len(_AFTER) * arl0))))
 
 
 class Cusum:
-    """One self-starting detector per key: it needs no reference period and no known mean or deviation.
+    """One detector per key; it needs no reference period."""
 
-    Hawkins (Journal of Quality Technology, 1987): each sample is compared with the mean and deviation of the samples
-    before it, which gives a Student t; Wallace's approximation (Annals of Mathematical Statistics, 1959) turns that
-    into a standard normal. Of samples that are independent and normal the increments are independent whatever their
-    mean and deviation are, so the run length holds from the third sample on. Of correlated ones they are not, and it
-    is shorter.
-    """
-
-    _ARRAYS: Final = ("_n", "_mean", "_m2", "_high", "_low")
+    _SHAPES: Final[dict[str, tuple[int, ...]]] = {
+        "_fill": (),
+        "_batch": (BATCH,),
+        "_n": (),
+        "_total": (),
+        "_square": (),
+        "_spread": (),
+        "_near": (),
+        "_next": (),
+        "_recent": (int(_AFTER[-1]),),
+        "_score": (),
+        "_sudden": (),
+    }
+    _fill: Float64
+    """(K,) samples in ``_batch`` (K, BATCH)."""
+    _batch: Float64
+    _n: Float64
+    """(K,) batches."""
+    _total: Float64
+    """(K,) sum of their means, and of the squares of these."""
+    _square: Float64
+    _spread: Float64
+    """(K,) sum of variances within batches."""
+    _near: Float64
+    """(K,) sum of half the mean squared difference of neighbours, and of samples with one between them. They tell the
+    variance and its correlation whatever the mean does from batch to batch (von Neumann, 1941)."""
+    _next: Float64
+    _recent: Float64
+    """(K, 32) means, the last one first."""
+    _score: Float64
+    _sudden: Float64
+    """(K,) 1 where the last batch alone was an alarm."""
 
     def __init__(self, arl0: float) -> None:
         self.h = threshold(arl0)
-        self._n = np.zeros(0)
-        self._mean = np.zeros(0)
-        self._m2 = np.zeros(0)
-        self._high = np.zeros(0)
-        self._low = np.zeros(0)
+        for name, shape in self._SHAPES.items():
+            setattr(self, name, np.zeros((0, *shape)))
 
     def grow(self, keys: int) -> None:
         """``keys`` new ones."""
-        for name in self._ARRAYS:
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros(keys)]))
+        for name, shape in self._SHAPES.items():
+            setattr(self, name, np.concatenate([getattr(self, name), np.zeros((keys, *shape))]))
 
     def keep(self, rows: Bool) -> None:
         """Forgets all other keys (a mask (K,)), and moves these together."""
-        for name in self._ARRAYS:
+        for name in self._SHAPES:
             setattr(self, name, getattr(self, name)[rows])
 
     def reset(self, rows: Int64) -> None:
         """Forgets all that was seen of these keys."""
-        for name in self._ARRAYS:
+        for name in self._SHAPES:
             getattr(self, name)[rows] = 0
 
     def update(self, rows: Int64, counts: Int64, log_times: Float64) -> Int64:
@@ -82,40 +114,100 @@ class Cusum:
         an alarm is not looked at.
         """
         alarm = np.full(len(rows), -1)
-        first = np.cumsum(counts) - counts
-        for i in range(int(counts.max(initial=0))):
-            live = np.flatnonzero((counts > i) & (alarm < 0))
-            alarm[live[self._one(rows[live], log_times[first[live] + i])]] = i
+        first, used = np.cumsum(counts) - counts, np.zeros(len(rows), np.int64)
+        place = np.arange(BATCH)
+        while (live := np.flatnonzero((used < counts) & (alarm < 0))).size:
+            of, fill = rows[live], self._fill[rows[live]].astype(np.int64)
+            taken = np.minimum(BATCH - fill, counts[live] - used[live])
+            new = (place >= fill[:, None]) & (place < (fill + taken)[:, None])
+            at = first[live, None] + used[live, None] + place - fill[:, None]
+            self._batch[of] = np.where(new, log_times[np.where(new, at, 0)], self._batch[of])
+            used[live] += taken
+            self._fill[of] = (fill + taken) % BATCH
+            whole = fill + taken == BATCH
+            raised = live[whole][self._one(of[whole])]
+            alarm[raised] = used[raised] - 1
         return alarm
 
-    def _one(self, rows: Int64, x: Float64) -> Bool:
-        """One sample of each; whether it raised an alarm."""
-        n, mean, m2 = self._n[rows], self._mean[rows], self._m2[rows]
-        known = n >= 3
-        dof = np.where(known, n - 1, 2.0)
-        # With few samples the estimate of the deviation can be far too small.
-        sigma = np.maximum(MIN_SIGMA, np.sqrt(m2 / dof))
-        t = (x - mean) / sigma * np.sqrt(n / (n + 1))
-        z = np.copysign((8 * dof + 1) / (8 * dof + 3) * np.sqrt(dof * np.log1p(t * t / dof)), t)
-        z = np.where(known, np.clip(z, -WINSOR, WINSOR), ALLOWANCE)
-        high = np.where(known, np.maximum(0.0, self._high[rows] + z - ALLOWANCE), 0.0)
-        low = np.where(known, np.maximum(0.0, self._low[rows] - z - ALLOWANCE), 0.0)
-        delta = x - mean
-        mean = mean + delta / (n + 1)
-        self._n[rows], self._mean[rows], self._m2[rows] = n + 1, mean, m2 + delta * (x - mean)
-        self._high[rows], self._low[rows] = high, low
-        return np.asarray(np.maximum(high, low) > self.h)
+    def _one(self, rows: Int64) -> Bool:
+        """A whole batch of each; whether it raised an alarm."""
+        x, n = self._batch[rows], self._n[rows]
+        median = np.median(x, -1, keepdims=True)
+        within = np.where(n > 0, self._spread[rows] / np.maximum(n, 1), x.var(-1, ddof=1))
+        reach = _OUTLIER * np.sqrt(np.maximum(within, _LEAST_SIGMA**2))[:, None]
+        x = np.clip(x, median - reach, median + reach)
+        self._spread[rows] += x.var(-1, ddof=1)
+        self._near[rows] += (np.diff(x) ** 2).mean(-1) / 2
+        self._next[rows] += ((x[:, 2:] - x[:, :-2]) ** 2).mean(-1) / 2
+
+        mean, total, square = x.mean(-1), self._total[rows], self._square[rows]
+        expected, linked = self._expected(rows, n + 1)
+        before = total / np.maximum(n, 1)
+        freedom = _FREEDOM + np.maximum(n - 1, 0)
+        deviation = np.sqrt((_FREEDOM * expected + np.maximum(square - n * before**2, 0)) / freedom)
+        off = np.abs(median[:, 0] - before)
+        sudden = (n >= _BEFORE) & (off > _LEAST_SUDDEN) & (off > _SUDDEN * deviation)
+        known = np.clip(mean, before - _FAR * deviation, before + _FAR * deviation)
+        mean = np.where(n >= _BEFORE, known, mean)
+
+        n, total, square = n + 1, total + mean, square + mean**2
+        self._n[rows], self._total[rows], self._square[rows] = n, total, square
+        recent = np.concatenate([mean[:, None], self._recent[rows, :-1]], -1)
+        self._recent[rows] = recent
+        score = _off(n, total, square, recent, expected, linked) / self.h
+        self._score[rows], self._sudden[rows] = np.where(sudden, np.maximum(score, 2.0), score), sudden
+        return np.asarray(self._score[rows] > 1)
+
+    def _expected(self, rows: Int64, n: Float64) -> tuple[Float64, Float64]:
+        """(R,) variance of a batch mean and correlation of two that follow each other, of samples with an
+        autoregression of order 1: sigma^2 / B (1 + 2 sum (1 - k / B) phi^k), and what that leaves of the covariance
+        (Anderson, The Statistical Analysis of Time Series, 1971)."""
+        near = np.maximum(self._near[rows] / n, 1e-12)
+        usual = _USUAL_BATCHES * (1 + _USUAL_CORRELATION) * near
+        phi = np.clip((self._next[rows] + usual) / ((n + _USUAL_BATCHES) * near) - 1, 0, _MOST_CORRELATION)
+        longer = (1 + phi) / (1 - phi) - 2 * phi * (1 - phi**BATCH) / (BATCH * (1 - phi) ** 2)
+        linked = phi * (1 - phi**BATCH) ** 2 / (BATCH * (1 - phi) ** 2) / longer
+        return np.maximum(near / (1 - phi) * longer / BATCH, _LEAST_SIGMA**2), linked
+
+    def deviation(self, rows: Int64) -> Float64:
+        """(R,) standard deviation of the mean of a batch's log times."""
+        return np.sqrt(self._expected(rows, np.maximum(self._n[rows], 1))[0])
+
+    def sudden(self, rows: Int64) -> Bool:
+        """(R,) whether the last batch was off by so much that nobody has to look twice."""
+        return self._sudden[rows] > 0
 
     @property
     def score(self) -> Float64:
         """(K,) score over threshold; an alarm is above 1."""
-        return np.asarray(np.maximum(self._high, self._low) / self.h)
+        return self._score.copy()
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint. The threshold is not among them: it follows from the settings."""
-        return {name.strip("_"): getattr(self, name) for name in self._ARRAYS}
+        return {name.strip("_"): getattr(self, name) for name in self._SHAPES}
 
     def restore(self, state: dict[str, Any]) -> None:
         """After ``grow`` by the same keys."""
-        for name in self._ARRAYS:
+        for name in self._SHAPES:
             getattr(self, name)[:] = state[name.strip("_")]
+
+
+def _off(n: Float64, total: Float64, square: Float64, recent: Float64, expected: Float64, linked: Float64) -> Float64:
+    """(R,) how far the most conspicuous of the recent batches, up to the last, lie from all before them: a Student t of
+    two samples, turned into a standard normal (Wallace, Annals of Mathematical Statistics, 1959). 0 with too few.
+    """
+    after = np.cumsum(recent, -1)[:, _AFTER - 1]
+    after_square = np.cumsum(recent**2, -1)[:, _AFTER - 1]
+    before_n = n[:, None] - _AFTER
+    enough = before_n >= _BEFORE
+    before_n = np.maximum(before_n, 1)
+    before = (total[:, None] - after) / before_n
+    spread = np.maximum(square[:, None] - after_square - before_n * before**2, 0)
+    spread += np.maximum(after_square - after**2 / _AFTER, 0)
+    freedom = _FREEDOM + before_n + _AFTER - 2
+    variance = (_FREEDOM * expected[:, None] + spread) / freedom
+    share = (1 + 2 * linked[:, None] * (1 - 1 / before_n)) / before_n
+    share += (1 + 2 * linked[:, None] * (1 - 1 / _AFTER)) / _AFTER
+    t2 = (after / _AFTER - before) ** 2 / (variance * share)
+    z = (8 * freedom + 1) / (8 * freedom + 3) * np.sqrt(freedom * np.log1p(t2 / freedom))
+    return np.asarray(np.where(enough, z, 0.0).max(-1))

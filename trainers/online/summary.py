@@ -51,7 +51,8 @@ def summarise(
         "agreement_violations": violations,
         "dropped_records": status.dropped,
         "unused_records": status.unused,
-        "alarms": [asdict(alarm) for alarm in status.alarms],
+        "alarms": [asdict(alarm) for alarm in status.alarms if alarm.anew],
+        "checks": [asdict(alarm) for alarm in status.alarms if not alarm.anew],
         "off": status.off,
         "unmeasured": status.unmeasured,
         "events": events,
@@ -150,7 +151,7 @@ def _exploited(observed: list[Epoch]) -> dict[tuple[int, int], tuple[Doubles, Ac
 
 def _detection(event: dict[str, Any], alarms: Sequence[Alarm], observed: list[Epoch]) -> dict[str, Any]:
     """Collectives between an event and its alarm: of the communicator, and of the key that raised it."""
-    after = [a for a in alarms if came_after(a.dseq, a.epoch, event)]
+    after = [a for a in alarms if a.anew and came_after(a.dseq, a.epoch, event)]
     if not after:
         return {}
     alarm = after[0]

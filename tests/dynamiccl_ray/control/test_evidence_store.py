@@ -26,10 +26,7 @@ def _measured(
     evidence: Evidence, row: int, action: int, samples: float, mean: float, square: float = 0.0, *, begin: bool = False
 ) -> None:
     numbers = (np.array([float(x)]) for x in (samples, mean, square))
-    if begin:
-        evidence.begin(np.array([row]), *numbers)
-    else:
-        evidence.record(np.array([row]), np.array([action]), *numbers)
+    (evidence.begin if begin else evidence.record)(np.array([row]), np.array([action]), *numbers)
 
 
 def _contest(evidence: Evidence, *, without: tuple[int, ...] = (), without_chunk: tuple[int, ...] = ()) -> Contest:

@@ -173,10 +173,10 @@ def test_the_outcome_is_judged_by_the_baseline_that_was_known_before_it() -> Non
 
 def test_nothing_came_of_a_decision_that_a_shift_cut_short() -> None:
     loop = exploiting(some_keys(4))
-    # Key 1 is over and waits; key 0 then alarms, for all four.
+    # Key 1 is over and waits.
     observed(loop, [1] * 4, 2.9)
     assert loop.due().outcome.known.tolist() == [True]
-    observed(loop, [0] * 8, 3.3)
+    loop.shift(np.arange(4))
     assert loop.shifts.tolist() == [1] * 4
     observed(loop, np.repeat(np.arange(4), 4), 3.4)
     due = loop.due()

@@ -23,10 +23,10 @@ def _shift(loop: Loop, *rows: int) -> list[int]:
 
 def test_an_alarm_begins_its_key_anew_and_no_other() -> None:
     loop = exploiting(some_keys(8))
-    noise, shift = np.random.default_rng(1).standard_normal(16), np.repeat([0.0, 0.4], 8)
-    alarms = observed(loop, [2] * 16, 2.9 + shift + 0.01 * noise)
-    assert [alarm.row for alarm in alarms] == [2]
-    assert 8 <= alarms[0].sample < 16, "a collective after the shift"
+    noise, shift = np.random.default_rng(1).standard_normal(32), np.repeat([0.0, 0.4], [8, 24])
+    alarms = observed(loop, [2] * 32, 2.9 + shift + 0.01 * noise)
+    assert [(alarm.row, alarm.anew) for alarm in alarms] == [(2, True)]
+    assert 8 <= alarms[0].sample < 24, "a collective soon after the shift"
     assert np.flatnonzero(loop.phase == Phase.BASELINE).tolist() == [2]
     assert (loop.wanted[2], loop.decisions[2], loop.shifts[2], loop.need[2]) == (OWN_ACTION, 0, 1, 4)
     assert not loop.evidence.samples[2].any()
@@ -46,7 +46,7 @@ def test_an_alarm_begins_its_key_anew_and_no_other() -> None:
 def test_what_raised_an_alarm_is_of_neither_network_and_not_learned_from() -> None:
     loop = exploiting(some_keys(8))
     before = (loop.evidence.freedom[0], loop.evidence.square[0], loop.evidence.last[0])
-    assert len(observed(loop, [0] * 16, 3.3)) == 1
+    assert len(observed(loop, [0] * 24, 3.3)) == 1
     assert (loop.evidence.freedom[0], loop.evidence.square[0], loop.evidence.last[0]) == before
     observed(loop, [0] * 4, 3.4)
     assert loop.evidence.samples[0].sum() == 4
@@ -55,17 +55,20 @@ def test_what_raised_an_alarm_is_of_neither_network_and_not_learned_from() -> No
 
 def test_an_alarm_says_which_collective_raised_it() -> None:
     """Also where it was observed in an earlier call, or among those of other keys and late ones."""
-    for earlier, later, sample in (([2.9, 2.9, 2.9], [2.9, 9.0, 2.9], 1), ([2.9, 2.9, 9.0], [2.9, 9.0, 9.0], -1)):
+    for before, earlier, later, sample in ((4, [3.3] * 3, [3.0, 3.3, 3.3], 1), (5, [3.3] * 3, [3.0, 3.3, 3.3], -1)):
         loop = exploiting(some_keys(8))
-        # One collective that is far off is enough.
-        loop.cusum.h = 1.0
+        loop.cusum.reset(np.array([1]))
+        observed(loop, [1] * 24, 2.9 + 0.01 * np.random.default_rng(1).standard_normal(24))
+        decided(loop)
+        observed(loop, [1] * before, 3.3)
+        decided(loop)
         assert observed(loop, [1] * 3, earlier) == []
         (alarm,) = observed(loop, [0, 1, 0], later, action=np.array([OWN_ACTION, pair(1), pair(1)]))
         assert (alarm.row, alarm.sample) == (1, sample)
         assert loop.late == 1
 
 
-def test_a_network_has_shifted_for_all_keys_of_a_communicator_when_a_quarter_say_so() -> None:
+def test_where_a_quarter_of_a_communicators_keys_begin_anew_the_others_are_checked() -> None:
     # Key 7 has never run, and key 6 still draws.
     loop = exploiting(some_keys(8), some_keys(8, group=1), rows=[*range(6), *range(8, 16)])
     play(loop, 2, network(), sigma=0.01, rows=[6])
@@ -74,13 +77,18 @@ def test_a_network_has_shifted_for_all_keys_of_a_communicator_when_a_quarter_say
     assert loop.shifts.tolist() == [1] + [0] * 15
     # The second of seven that run.
     observed(loop, [6], 3.0)
-    observed(loop, [3] * 8, 3.3)
-    assert loop.shifts.tolist() == [1] * 7 + [0] * 9, "the first has begun anew once, and what never ran has not"
-    assert (loop.phase[1:8] == Phase.BASELINE).all()
-    assert (loop.wanted[1:8] == OWN_ACTION).all()
-    assert loop.need[1:8].tolist() == [4] * 7, "what had been measured of open decisions is gone"
+    observed(loop, [3] * 24, 3.3)
+    assert loop.shifts.tolist() == [1, 0, 0, 1, 0, 0, 1] + [0] * 9, "what learned begins anew; what never ran has not"
+    assert (loop.phase[[3, 6]] == Phase.BASELINE).all()
+    assert loop.need[[3, 6]].tolist() == [4, 4], "what had been measured of open decisions is gone"
+    checked = [1, 2, 4, 5]
+    assert (loop.phase[checked] == Phase.CHECK).all()
     assert (loop.phase[8:] == Phase.EXPLOIT).all()
     assert (loop.evidence.samples[8:] == other).all()
+    drifts = play(loop, 12, network(), sigma=0.01, rows=checked)
+    assert sorted((drift.row, drift.anew) for drift in drifts) == [(row, False) for row in checked]
+    assert (loop.phase[checked] == Phase.EXPLOIT).all()
+    assert (loop.wanted[checked] == pair(1)).all()
 
 
 def test_alarms_that_are_far_apart_do_not_agree() -> None:
@@ -88,8 +96,9 @@ def test_alarms_that_are_far_apart_do_not_agree() -> None:
     assert _shift(loop, 0) == [0]
     observed(loop, np.zeros(70, np.int64), 3.4, action=N_ACTIONS - 1)
     assert loop.late >= 70
-    observed(loop, [3] * 8, 3.3)
+    observed(loop, [3] * 24, 3.3)
     assert loop.shifts.tolist() == [1, 0, 0, 1, 0, 0, 0, 0]
+    assert not (loop.phase == Phase.CHECK).any()
 
 
 def test_no_key_of_another_communicator_begins_anew_whatever_happened_there() -> None:
@@ -132,7 +141,7 @@ def test_after_a_shift_the_policy_is_told_and_sees_hints_against_the_new_baselin
     fresh = loop_of(some_keys(1))
     observed(fresh, [0] * 4, 3.0)
     assert _cusum(fresh) == 0, "the first baseline is no shift"
-    play(loop, 1, network(*range(8)), sigma=0.01, rows=range(8))
+    observed(loop, np.repeat(np.arange(8), 24), 3.3)
     assert (loop.phase == Phase.BASELINE).all()
     observed(loop, [0] * 4, 3.4)
     assert due_rows(loop) == [0]

@@ -15,6 +15,7 @@ from looped import loop_of, some_keys
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.observation import part
+from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Measured, Phase
 
 LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
@@ -29,6 +30,9 @@ EDGES = {
     (Phase.LEARN, Phase.BASELINE),
     (Phase.ADAPT, Phase.BASELINE),
     (Phase.EXPLOIT, Phase.BASELINE),
+    (Phase.EXPLOIT, Phase.CHECK),
+    (Phase.CHECK, Phase.EXPLOIT),
+    (Phase.CHECK, Phase.ADAPT),
 }
 
 
@@ -51,39 +55,84 @@ class Key:
     used: int = 0
     late: int = 0
     lost: int = 0
-    """Of an open decision that a shift cut short."""
+    """Of an open decision that a shift cut short, or that raised an alarm."""
+    checking: bool = False
+    turned: int = 0
+    """Samples of the check that is under way: they are recorded at its end."""
+    adapting: bool = False
+    """A check has measured NCCL's own choice anew."""
     last_phase: Phase = Phase.BASELINE
 
     @property
     def takes(self) -> int:
+        if self.checking:
+            return check.SAMPLES
         if not self.decisions:
             return LEARNING["baseline_samples"]
         return LEARNING["draw_samples" if self.decisions <= LEARNING["draws"] else "compare_samples"]
 
     @property
     def phase(self) -> Phase:
+        if self.checking:
+            return Phase.CHECK
+        if self.adapting and not self.decisions:
+            return Phase.ADAPT
         if not self.decisions:
             return Phase.BASELINE
         if self.decisions > LEARNING["draws"] + LEARNING["compares"]:
             return Phase.EXPLOIT
         return Phase.ADAPT if self.shifts else Phase.LEARN
 
-    def observe(self, right: int, late: int) -> bool:
+    def observe(self, right: int, late: int, *, doubtful: bool) -> bool:
         """Samples of what is wanted, and of something else; whether a decision came to its end."""
         self.observed += right + late
         self.late += late
         self.pending += right
         if not self.pending or not (self.over or self.pending >= self.takes):
             return False
-        self.recorded[self.wanted] += self.pending
-        self.used += self.pending
+        if self.checking:
+            # What comes once a turn is over is not used.
+            self.turned += 0 if self.over else self.pending
+            self.lost += self.pending if self.over else 0
+            self.used += 0 if self.over else self.pending
+        elif doubtful and self.recorded[self.wanted] >= 24:
+            self.lost += self.pending
+        else:
+            self.recorded[self.wanted] += self.pending
+            self.used += self.pending
         self.pending, self.over = 0, True
         return True
+
+    def check(self, recorded: Counter[int]) -> None:
+        """Begins: the decision that raised it, or is open, is not recorded."""
+        gone = self.recorded - recorded
+        assert not recorded - self.recorded
+        assert set(gone) <= {self.wanted}
+        self.lost += sum(gone.values()) + self.pending
+        self.used -= sum(gone.values())
+        self.recorded, self.pending, self.over, self.checking = recorded, 0, True, True
+
+    def checked(self, recorded: Counter[int], *, anew: bool) -> None:
+        """Is over: what its turns have measured is recorded, and after ``anew`` nothing else."""
+        before = Counter[int]() if anew else self.recorded
+        assert sum((recorded - before).values()) == sum(recorded.values()) - sum(before.values()) == self.turned
+        self.recorded, self.turned, self.checking = recorded, 0, False
+        if anew:
+            assert recorded[OWN_ACTION]
+            self.wanted, self.decisions, self.adapting = OWN_ACTION, 0, True
+            self.shifts += 1
+
+    def call_off(self) -> None:
+        """An action of the check may not be asked for any more."""
+        self.lost += self.turned
+        self.used -= self.turned
+        self.turned, self.checking = 0, False
 
     def shift(self) -> None:
         self.lost += self.pending
         self.wanted, self.pending, self.over, self.decisions = OWN_ACTION, 0, False, 0
         self.shifts += 1
+        self.adapting = False
         self.recorded.clear()
 
     def decide(self, action: int) -> None:
@@ -170,12 +219,22 @@ class Interleavings(RuleBasedStateMachine):
         skew = np.zeros(len(row))
         alarms = self.loop.observe(Measured(row=row, action=action, log_us=log_us, skew=skew))
 
-        for key, (right, n_late) in zip(self.keys, counts, strict=True):
-            key.observe(right, n_late)
-        raised = {alarm.row for alarm in alarms}
+        doubtful = self.loop.cusum.score > 0.6
+        for key, (right, n_late), in_doubt in zip(self.keys, counts, doubtful.tolist(), strict=True):
+            key.observe(right, n_late, doubtful=in_doubt)
+        raised = {alarm.row for alarm in alarms if alarm.anew}
         shifted = {i for i, key in enumerate(self.keys) if self.loop.shifts[i] > key.shifts}
         assert raised <= shifted
         assert {self.keys[i].group for i in shifted} == {self.keys[i].group for i in raised}
+        for i, (key, phase) in enumerate(zip(self.keys, self.loop.phase.tolist(), strict=True)):
+            if key.checking and phase == Phase.EXPLOIT and not any(alarm.row == i for alarm in alarms):
+                key.call_off()
+            elif key.checking and phase != Phase.CHECK:
+                assert [alarm.anew for alarm in alarms if alarm.row == i] == [i in shifted]
+                key.checked(self._recorded(i), anew=i in shifted)
+                shifted.discard(i)
+            elif phase == Phase.CHECK and not key.checking:
+                key.check(self._recorded(i))
         for alarm in alarms:
             assert alarm.sample == -1 or (row[alarm.sample] == alarm.row and not late[alarm.sample])
         for i in shifted:
@@ -208,6 +267,10 @@ class Interleavings(RuleBasedStateMachine):
         self.loop.decide(due.row, actions)
         self._phases_follow_each_other_as_they_may()
 
+    def _recorded(self, row: int) -> Counter[int]:
+        samples = self.loop.evidence.samples[row]
+        return Counter({int(a): int(samples[a]) for a in np.flatnonzero(samples)})
+
     # -- what must hold --
 
     def _phases_follow_each_other_as_they_may(self) -> None:
@@ -234,8 +297,7 @@ class Interleavings(RuleBasedStateMachine):
         assert loop.late == self.forgotten_late + sum(key.late for key in self.keys)
         for row, key in enumerate(self.keys):
             assert key.observed == key.used + key.late + key.pending + key.lost
-            (at,) = np.nonzero(loop.evidence.samples[row])
-            assert {int(a): loop.evidence.samples[row, a] for a in at} == {a: n for a, n in key.recorded.items() if n}
+            assert self._recorded(row) == +key.recorded
 
     @invariant()
     def numbers_are_numbers(self) -> None:

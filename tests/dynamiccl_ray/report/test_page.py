@@ -64,7 +64,7 @@ def _summary(**changes: Any) -> dict[str, Any]:
     return {
         "run": "tiny-0-x", "name": "tiny", "seed": 0, "mode": "active", "epochs": 60, "rounds": 6,
         "collectives": 6000, "switches": 41, "digest_mismatches": 0, "agreement_violations": 0,
-        "dropped_records": 12345, "unused_records": 67890, "alarms": [], "off": {}, "events": [],
+        "dropped_records": 12345, "unused_records": 67890, "alarms": [], "checks": [], "off": {}, "events": [],
         "history": [{"round": i, "epoch": 10 * (i + 1), "phase": PHASES[i][0], "entropy": 2.0 / (i + 1),
                      "collectives": 1000 * (i + 1), "versions": {}} for i in range(6)],
         "detection_delay": None, "detection_delay_key_samples": None, "after": [], "seconds": 3.0,

@@ -1,0 +1,162 @@
+"""Whether a network on which a key's times have changed is another one for its choice, too.
+
+An alarm says that times have moved. Often all actions have moved alike: the network is busier, or its noise wanders. So
+the actions that matter are measured once more, in turns, so that what wanders is the same for all of them: the one in
+force, NCCL's own, and the best of those that contend. Only where they stand to each other in another way than before is
+there anything to learn.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from dynamiccl_ray.actions import OWN_ACTION, action_parts
+from dynamiccl_ray.arrays import Bool, Float64, Int64
+from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.control.trigger import BATCH
+
+SAMPLES: Final = 2
+"""Collectives of each turn."""
+TURNS: Final = 3
+"""Of each action."""
+# Actions: in force, NCCL's own, the best of two other pairs, and the best of this pair otherwise.
+_PLACES: Final = 5
+# Further behind than this, as a log, an action contends no more.
+_REACH: Final = 0.3
+# A difference between two actions has changed beyond so many standard errors, and by so much. Where it has changed
+# that far the network is another, whichever of them is the faster one.
+_SURE: Final = 3.0
+_LEAST: Final = 0.03
+_FAR: Final = 0.2
+# Standard deviation of the median of three normal numbers over that of their mean.
+_MEDIAN: Final = 1.16
+# A key whose choice stood is not checked again for so many of its collectives, twice as many each time.
+_CALM: Final = 128
+_MOST_DOUBLINGS: Final = 6
+
+_SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
+    "actions": ((_PLACES,), np.int64, -1),
+    "times": ((_PLACES, TURNS), np.float64, 0),
+    "samples": ((_PLACES,), np.float64, 0),
+    "square": ((_PLACES,), np.float64, 0),
+    "turn": ((), np.int64, 0),
+    "stood": ((), np.int64, 0),
+    "calm_until": ((), np.int64, 0),
+}
+
+
+class Checks:
+    """Of K keys."""
+
+    actions: Int64
+    """(K, 5) flat actions that are measured, the one in force first; -1 behind the last one."""
+    times: Float64
+    """(K, 5, TURNS) mean log time of each turn."""
+    samples: Float64
+    """(K, 5) in all turns, and their squared deviations within these."""
+    square: Float64
+    turn: Int64
+    """(K,) of the check, from 0."""
+    stood: Int64
+    """(K,) checks in a row in which the choice stood."""
+    calm_until: Int64
+    """(K,) samples of the key, ever, until which alarms are not looked into."""
+
+    def __init__(self) -> None:
+        for name, (shape, kind, _) in _SHAPES.items():
+            setattr(self, name, np.zeros((0, *shape), kind))
+
+    def grow(self, keys: int) -> None:
+        """``keys`` new ones."""
+        for name, (shape, kind, fill) in _SHAPES.items():
+            setattr(self, name, np.concatenate([getattr(self, name), np.full((keys, *shape), fill, kind)]))
+
+    def keep(self, rows: Bool) -> None:
+        """Forgets all other keys (a mask (K,))."""
+        for name in _SHAPES:
+            setattr(self, name, getattr(self, name)[rows])
+
+    def begin(self, rows: Int64, wanted: Int64, evidence: Evidence, allowed: Bool) -> None:
+        """Keys (R,) whose ``wanted`` (R,) action has another time now; ``allowed`` (R, N_ACTIONS) may be measured."""
+        self.actions[rows], self.turn[rows] = -1, 0
+        self.samples[rows] = self.square[rows] = 0
+        for row, action, may in zip(rows.tolist(), wanted.tolist(), allowed, strict=True):
+            chosen = _contenders(row, action, evidence, may)
+            self.actions[row, : len(chosen)] = chosen
+
+    def next(self, rows: Int64) -> Int64:
+        """(R,) the action of the turn that comes."""
+        return np.asarray(self.actions[rows, self.turn[rows] % self._width(rows)])
+
+    def record(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> Bool:
+        """A turn (R,) of each of these keys is over. Whether it was the last."""
+        turn, place = np.divmod(self.turn[rows], self._width(rows))
+        self.times[rows, place, turn] = mean
+        self.samples[rows, place] += samples
+        self.square[rows, place] += square
+        self.turn[rows] += 1
+        return np.asarray(self.turn[rows] == TURNS * self._width(rows))
+
+    def level(self, rows: Int64) -> Float64:
+        """(R, 5) log times of a check that is over: of the action in force the median of its turns, and of the others
+        what they were off from it, turn by turn. So what lasts for less than a turn changes none of them."""
+        own = self.times[rows, :1]
+        return np.asarray(np.median(own, -1) + np.median(self.times[rows] - own, -1))
+
+    def _width(self, rows: Int64) -> Int64:
+        return np.asarray((self.actions[rows] >= 0).sum(-1))
+
+    def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
+        """(R,) whether the actions of a check that is over stand to each other in another way than ``evidence`` has it.
+        ``deviation`` (R,) is of the mean of a batch of 8."""
+        out = np.zeros(len(rows), np.bool_)
+        # The median of three is that much less sure than their mean.
+        turn = _MEDIAN * np.sqrt(2 / TURNS * BATCH / SAMPLES) * deviation
+        for i, (row, level) in enumerate(zip(rows.tolist(), self.level(rows), strict=True)):
+            places = int(self._width(rows[i : i + 1])[0])
+            actions, now = self.actions[row, :places], level[:places]
+            of = np.full(places, row)
+            then, samples = evidence.mean(of, actions), evidence.samples[of, actions]
+            moved = (now - now[0]) - (then - then[0])
+            error = np.sqrt(turn[i] ** 2 + float(evidence.noise[row]) ** 2 * (1 / samples + 1 / samples[0]))
+            changed = np.abs(moved) > np.maximum(_SURE * error, _LEAST)
+            overtaken = changed & (now < now[0])
+            out[i] = bool((overtaken | (changed & (np.abs(moved) > _FAR))).any())
+        return out
+
+    def stand(self, rows: Int64, measured: Int64) -> None:
+        """The choice of these keys stood, at so many samples (R,) of each."""
+        self.stood[rows] += 1
+        self.calm_until[rows] = measured + _CALM * 2 ** np.minimum(self.stood[rows], _MOST_DOUBLINGS)
+
+    def forget(self, rows: Int64) -> None:
+        """These keys begin anew."""
+        self.stood[rows] = self.calm_until[rows] = 0
+
+    def state(self) -> dict[str, Any]:
+        """Plain arrays, for a checkpoint."""
+        return {name: getattr(self, name) for name in _SHAPES}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """After ``grow`` by the same keys."""
+        for name in _SHAPES:
+            getattr(self, name)[:] = state[name]
+
+
+def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> list[int]:
+    """What to measure: ``wanted``, NCCL's own choice, and of what was measured and is ``allowed`` (N_ACTIONS,) the
+    fastest."""
+    chosen = [wanted] if wanted == OWN_ACTION else [wanted, OWN_ACTION]
+    measured = np.flatnonzero((evidence.samples[row] > 0) & allowed)
+    measured = measured[~np.isin(measured, chosen)]
+    mean = evidence.mean(np.full(len(measured), row), measured)
+    near = mean <= float(evidence.mean(np.array([row]), np.array([wanted]))[0]) + _REACH
+    order = measured[near][np.argsort(mean[near], kind="stable")]
+    pair = action_parts(order)[0]
+    mine = int(action_parts(np.array([wanted]))[0][0])
+    _, first = np.unique(pair, return_index=True)
+    others = [int(order[i]) for i in sorted(first) if pair[i] != mine]
+    alike = order[pair == mine]
+    return chosen + others[:2] + [int(a) for a in alike[:1]]

@@ -1,0 +1,118 @@
+"""After an alarm, before anything is learned anew: does the choice still stand?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from looped import Times, exploiting, network, pair, play, some_keys, through_a_file
+from scipy.signal import lfilter
+
+from dynamiccl_ray.actions import OWN_ACTION
+from dynamiccl_ray.control import check
+from dynamiccl_ray.control.loop import Drift, Loop, Measured, Phase
+
+
+def _slower(by: float) -> Times:
+    return lambda row, action: network()(row, action) + by
+
+
+def _alarm(loop: Loop, times: Times, rounds: int = 30) -> None:
+    """Row 0 is checked."""
+    for _ in range(rounds):
+        play(loop, 1, times, sigma=0.01, rows=[0])
+        if loop.phase[0] == Phase.CHECK:
+            return
+    raise AssertionError("no alarm")
+
+
+def _checked(loop: Loop, times: Times, sigma: float = 0.01) -> list[Drift]:
+    """All turns of row 0."""
+    drifts: list[Drift] = []
+    while loop.phase[0] == Phase.CHECK:
+        assert loop.need[0] in (0, check.SAMPLES)
+        drifts += play(loop, 1, times, sigma=sigma, rows=[0])
+    return drifts
+
+
+@pytest.mark.parametrize("by", [0.2, -0.2])
+def test_where_all_actions_take_longer_alike_the_choice_stands_and_nothing_is_learned(by: float) -> None:
+    loop = exploiting(some_keys(2))
+    ratio = loop.evidence.ratio(np.array([0]))
+    _alarm(loop, _slower(by))
+    (drift,) = _checked(loop, _slower(by))
+    assert (drift.row, drift.anew, drift.sample) == (0, False, -1)
+    assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, pair(1), 0)
+    # All that was measured has moved with the network.
+    assert loop.evidence.baseline[0] == pytest.approx(3.0 + by, abs=0.04)
+    assert loop.evidence.ratio(np.array([0])) == pytest.approx(ratio, abs=0.04)
+    assert play(loop, 50, _slower(by), sigma=0.01, rows=[0]) == [], "that is how things are now"
+    assert loop.cusum.score[1] == exploiting(some_keys(2)).cusum.score[1]
+
+
+def test_where_another_action_is_ahead_now_the_key_learns_anew_and_knows_what_was_checked() -> None:
+    loop = exploiting(some_keys(2))
+    crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
+    _alarm(loop, crossed)
+    (drift,) = _checked(loop, crossed)
+    assert drift.anew
+    assert (loop.phase[0], loop.shifts[0], loop.wanted[0]) == (Phase.ADAPT, 1, OWN_ACTION)
+    assert loop.evidence.baseline[0] == pytest.approx(3.0, abs=0.01)
+    measured = loop.evidence.samples[0]
+    assert measured[OWN_ACTION] == measured[pair(1)] == check.SAMPLES * check.TURNS
+    play(loop, 30, crossed, sigma=0.01, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(2)))
+    assert loop.phase[0] == Phase.EXPLOIT
+    assert loop.wanted[0] != pair(1)
+
+
+def test_what_comes_and_goes_during_a_check_is_no_difference() -> None:
+    """Each turn of each action but one is half as slow again; so is the one, of another action each time."""
+    for odd in range(2 * check.TURNS):
+        loop = exploiting(some_keys(2))
+        _alarm(loop, _slower(0.2))
+        drifts, turn = [], 0
+        while loop.phase[0] == Phase.CHECK:
+            by = 0.6 if turn == odd else 0.2
+            drifts += play(loop, 1, _slower(by), sigma=0.001, rows=[0])
+            turn += 1
+        assert [drift.anew for drift in drifts] == [False]
+
+
+def test_a_choice_that_stood_is_left_in_peace_for_longer_and_longer() -> None:
+    loop = exploiting(some_keys(2))
+    between = []
+    for i in range(4):
+        by = 0.2 * (1 - i % 2)
+        before = loop.measured[0]
+        _alarm(loop, _slower(by), rounds=2000)
+        between.append(int(loop.measured[0] - before))
+        assert [drift.anew for drift in _checked(loop, _slower(by))] == [False]
+    assert between[1] >= 2 * 128
+    assert between[2] >= 4 * 128
+    assert between[3] >= 8 * 128
+    # What is far off is not passed over for good.
+    assert play(loop, 2 * between[3], _slower(1.0), sigma=0.01, rows=[0])
+
+
+def test_correlated_noise_costs_next_to_nothing() -> None:
+    """35 keys, 2,500 collectives of each once they exploit: AR(1) 0.5 of 5 %, and the same for all keys of the job."""
+    loop = exploiting(some_keys(35))
+    noise = lfilter([0.05 * np.sqrt(0.75)], [1, -0.5], np.random.default_rng(1).standard_normal((35, 2600)), axis=-1)
+    rows, anew = np.arange(35), 0
+    for step in range(2500):
+        times = np.array([network()(row, action) for row, action in zip(rows, loop.wanted, strict=True)])
+        of = Measured(row=rows, action=loop.wanted.copy(), log_us=times + noise[:, 100 + step], skew=np.zeros(35))
+        anew += sum(drift.anew for drift in loop.observe(of))
+        due = loop.due()
+        loop.decide(due.row, due.actions(np.zeros(due.draw.sum(), np.int64)))
+    assert anew == 0
+
+
+def test_a_check_goes_on_where_the_state_was_saved() -> None:
+    one, two = exploiting(some_keys(2)), exploiting(some_keys(2))
+    _alarm(one, _slower(0.2))
+    play(one, 2, _slower(0.2), sigma=0.01, rows=[0])
+    two.restore(through_a_file(one.state()))
+    assert two.phase[0] == Phase.CHECK
+    said = [[(drift.row, drift.anew) for drift in _checked(loop, _slower(0.2), sigma=0.0)] for loop in (one, two)]
+    assert said == [[(0, False)]] * 2
+    assert (one.evidence.total == two.evidence.total).all()
