@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -86,6 +86,36 @@ class Outcome:
     def part(self, chosen: Int64) -> Outcome:
         """Those at these places, in order."""
         return take(self, chosen)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Drift:
+    """The times of a key have changed."""
+
+    row: int
+    anew: bool
+    """Whether the key learns anew. False where its choice was checked, and stood."""
+    sample: int
+    """Index, among what was observed, of the collective that raised it; -1 for one that was observed before."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Closed:
+    """Decisions (R,) that are over, of different keys."""
+
+    rows: Int64
+    actions: Int64
+    samples: Float64
+    mean: Float64
+    """Of the log times, and their squared deviations from it."""
+    square: Float64
+
+    def part(self, chosen: Int64) -> Closed:
+        return Closed(**{name: column[chosen] for name, column in vars(self).items()})
+
+    def into(self, evidence: Callable[..., None]) -> None:
+        if len(self.rows):
+            evidence(**vars(self))
 
 
 def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:

@@ -11,8 +11,7 @@ that are to be drawn (``drawing.py``), and says what was decided (``decide``).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -24,10 +23,23 @@ from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control import check
 from dynamiccl_ray.control.check import Checks
-from dynamiccl_ray.control.columns import NOTHING, Keys, Measured, Outcome, joined, no_keys, no_outcome, salt_of, take
+from dynamiccl_ray.control.columns import (
+    NOTHING,
+    Closed,
+    Drift,
+    Keys,
+    Measured,
+    Outcome,
+    joined,
+    no_keys,
+    no_outcome,
+    salt_of,
+    take,
+)
 from dynamiccl_ray.control.due import Due
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.trigger import BATCH, Cusum
+from dynamiccl_ray.control.view import view
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
 
 __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "salt_of"]
@@ -56,36 +68,6 @@ class Phase(IntEnum):
     EXPLOIT = 2
     ADAPT = 3
     CHECK = 4
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Drift:
-    """The times of a key have changed."""
-
-    row: int
-    anew: bool
-    """Whether the key learns anew. False where its choice was checked, and stood."""
-    sample: int
-    """Index, among what was observed, of the collective that raised it; -1 for one that was observed before."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Closed:
-    """Decisions (R,) that are over, of different keys."""
-
-    rows: Int64
-    actions: Int64
-    samples: Float64
-    mean: Float64
-    """Of the log times, and their squared deviations from it."""
-    square: Float64
-
-    def part(self, chosen: Int64) -> _Closed:
-        return _Closed(**{name: column[chosen] for name, column in vars(self).items()})
-
-    def into(self, evidence: Callable[..., None]) -> None:
-        if len(self.rows):
-            evidence(**vars(self))
 
 
 class Loop:
@@ -181,7 +163,7 @@ class Loop:
         self._pending = take(have, ~closing)
         return self._close(take(have, closing), index[closing])
 
-    def _draws(self) -> Int64:
+    def draws(self) -> Int64:
         """(K,) decisions of each key that are drawn: fewer where it learns anew, for much is known then."""
         learning = self.control.learning
         return np.where(self.shifts > 0, math.ceil(learning.adapt_share * learning.draws), learning.draws)
@@ -189,7 +171,7 @@ class Loop:
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
         learning = self.control.learning
-        takes = np.where(self.decisions <= self._draws(), learning.draw_samples, learning.compare_samples)
+        takes = np.where(self.decisions <= self.draws(), learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, learning.baseline_samples, takes)
         takes = np.where(self.phase == Phase.CHECK, check.SAMPLES, takes)
         takes = np.where(self._over, 0, takes)
@@ -212,7 +194,7 @@ class Loop:
 
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
-        of = _Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
+        of = Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
         alarm = np.full(len(rows), -1)
         watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
         alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
@@ -231,7 +213,7 @@ class Loop:
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
 
-    def _watch(self, of: _Closed, log_us: Float64) -> Int64:
+    def _watch(self, of: Closed, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
 
         What is watched is how far each decision is off from what was known of its very action: the recursive residuals
@@ -260,7 +242,7 @@ class Loop:
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
-    def _turn(self, of: _Closed) -> list[Drift]:
+    def _turn(self, of: Closed) -> list[Drift]:
         """Turns of checks are over, and with the last one the check."""
         void = of.actions != self.checks.next(of.rows)
         self.phase[of.rows[void]] = Phase.EXPLOIT  # something may not be asked for any more: there is no check then
@@ -283,7 +265,7 @@ class Loop:
             own = self.checks.actions[there, place] == OWN_ACTION
             fresh = own & np.isin(there, anew)
             for chosen, into in ((fresh, self.evidence.begin), (~fresh, self.evidence.record)):
-                _Closed(
+                Closed(
                     rows=there[chosen],
                     actions=self.checks.actions[there[chosen], place],
                     samples=self.checks.samples[there[chosen], place],
@@ -339,7 +321,7 @@ class Loop:
         allowed = self.allowed(rows)
         learning, done = self.control.learning, self.decisions[rows]
         contest = self.evidence.contest(rows, allowed.reshape(-1, N_ACTIONS), _OFTEN * learning.draw_samples)
-        draws = self._draws()[rows]
+        draws = self.draws()[rows]
         draw = done < draws
         comparing = ~draw & (done < draws + learning.compares)
         fixed = np.where(comparing, contest.least, contest.best)
@@ -377,7 +359,7 @@ class Loop:
         self._outcome.known[rows] = False
         learning = self.control.learning
         again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
-        compared = self.decisions[rows] > self._draws()[rows] + learning.compares
+        compared = self.decisions[rows] > self.draws()[rows] + learning.compares
         after = np.where(self.phase[rows] == Phase.CHECK, Phase.CHECK, Phase.EXPLOIT)
         self.phase[rows] = np.where(compared, after, again)
 
@@ -400,32 +382,17 @@ class Loop:
         return np.where(worth.any(-1), flat_action(pair, 0, 0), -1)
 
     def view(self, rows: Int64, allowed: Bool) -> KeyView:
-        """What the policy sees of these keys. It draws channels and chunk apart: a value is masked where all that it
-        can be part of is; what else is not ``allowed`` is replaced once it is drawn.
-        """
-        evidence, keys, learning = self.evidence, self.keys, self.control.learning
-        channels, chunks = evidence.estimates(rows)
-        just_shifted = (self.shifts[rows] > 0) & (self.decisions[rows] == 0)
-        baseline = evidence.baseline[rows]
-        return KeyView(
-            collective=keys.collective[rows],
-            nbytes=keys.nbytes[rows],
-            pipelined=keys.pipelined[rows],
-            last_time=_known(evidence.last[rows] - baseline),
-            idle_epochs=self.idle[rows].astype(np.float32),
-            last_pair=action_parts(self.wanted[rows])[0],
-            cost=keys.cost[rows],
-            samples=evidence.by_channels[rows].astype(np.float32),
-            channels=channels,
-            chunks=chunks,
-            noise=evidence.noise[rows],
-            excess=evidence.excess(rows),
-            cusum=np.where(just_shifted, 1.0, self.cusum.score[rows]).astype(np.float32),
-            congestion=_known(evidence.last[rows] - evidence.fastest[rows]),
-            skew=evidence.skew[rows].astype(np.float32),
-            heat=np.where(self.decisions[rows] < self._draws()[rows], learning.heat, 0.0).astype(np.float32),
-            valid_channels=np.asarray(allowed.any(-1)),
-            valid_chunks=np.asarray(allowed.any(-2)),
+        """What the policy sees of these keys (R,); see ``view.py``."""
+        done, learning = self.decisions[rows], self.control.learning
+        return view(
+            self.keys,
+            self.evidence,
+            rows,
+            allowed,
+            cusum=np.where((self.shifts[rows] > 0) & (done == 0), 1.0, self.cusum.score[rows]),
+            idle=self.idle[rows],
+            wanted=self.wanted[rows],
+            heat=np.where(done < self.draws()[rows], learning.heat, 0.0),
         )
 
     # -- durability --
@@ -456,8 +423,3 @@ _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip
-
-
-def _known(x: Float64) -> Float32:
-    """0 for what is not known."""
-    return np.where(np.isfinite(x), x, 0.0).astype(np.float32)
