@@ -38,7 +38,7 @@ class Bandit(Method):
     LENT: Final = 0.3
     """What a measurement counts for a key of nearly the same size, and over how many octaves that falls by 1/e."""
     OCTAVES: Final = 2.0
-    LEAST_SIGMA: Final = 0.02
+    LEAST_SIGMA: Final = 0.005
     """Of the noise, which is estimated."""
     STALE_SIGMA: Final = 0.15
     """Of what an action was known to take, after a shift."""

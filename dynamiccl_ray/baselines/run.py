@@ -70,12 +70,14 @@ class Trace:
 
 
 def run(scenario: Scenario, factory: Factory, steps: int, seed: int) -> Trace:
-    """Plays ``steps`` collectives of each key. Runs with the same seed meet the same noise, whatever the method.
+    """Plays ``steps`` collectives of each key. Runs on one scenario with the same seed meet the same noise, whatever
+    the method; runs on others meet another.
 
     Raises ValueError where the method chooses what the mask forbids.
     """
     keys = np.arange(len(scenario.nbytes))
-    drawn = noise(np.random.default_rng((seed, _NOISE)), (steps, len(keys)), scenario.sigma, scenario.tail)
+    rng = np.random.default_rng((seed, _NOISE, scenario.stamp))
+    drawn = noise(rng, (steps, len(keys)), scenario.sigma, scenario.tail, scenario.wander)
     factors = drawn.astype(np.float32)
     method = factory(scenario, np.random.default_rng((seed, _METHOD)))
     actions = np.zeros((steps, len(keys)), np.int16)

@@ -99,6 +99,15 @@ def relative_regret(runs: Sequence[Sequence[Trace]]) -> float:
     return float(np.mean([trace.cumulative_regret_us[-1] / _weighted_oracle(trace).sum() for t in runs for trace in t]))
 
 
+def regret_interval(runs: Sequence[Sequence[Trace]]) -> list[float]:
+    """95% interval of ``relative_regret``, bootstrapped over scenarios (Davison, Hinkley 1997): what other scenarios of
+    the same kind might have given.
+    """
+    of = np.array([relative_regret([traces]) for traces in runs])
+    drawn = np.random.default_rng(0).integers(len(of), size=(_RESAMPLES, len(of)))
+    return [float(x) for x in np.percentile(of[drawn].mean(1), [2.5, 97.5])]
+
+
 def steps_to_adapt(trace: Trace) -> list[int | None]:
     """For each shift of the run: steps until 90% of the new gap is closed for good, until the next shift; else None.
 

@@ -20,7 +20,7 @@ from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.config.curriculum import Curriculum
-from dynamiccl_ray.evaluation.measures import Procedure, judged, key_rows, play, relative_regret
+from dynamiccl_ray.evaluation.measures import Procedure, judged, key_rows, play, regret_interval, relative_regret
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -88,6 +88,7 @@ def assess(
             progress(f"{name}: {method}")
             runs[method] = [play(s, factory, procedure) for s in of]
         row = judged(name, runs[SUBJECT], {m: relative_regret(each) for m, each in runs.items()}, procedure)
+        row["regret_interval"] = {m: regret_interval(each) for m, each in runs.items()}
         row["policies"] = [_brief(row)]
         for i, net in enumerate(nets[1:], 2):
             progress(f"{name}: policy {i} of {len(nets)}")

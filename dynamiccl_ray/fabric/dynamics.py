@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.signal import lfilter
 
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
 
@@ -89,6 +90,27 @@ class Tail(Section):
     """Of the Pareto factor: 1 in x^index of the rare ones takes more than x times as long."""
 
 
+class Bursts(Spells):
+    """All times are longer for a while, whatever is chosen."""
+
+    factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.3
+
+
+class Wander(Section):
+    """What noise has in common with the noise before it, and with that of other keys. None of it says anything about
+    actions."""
+
+    correlation: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Of a key's log noise with that of its collective before: an autoregression of order 1 of the same deviation."""
+    slow: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    """Share of the collectives that take ``slow_factor`` times as long: noise with two modes."""
+    slow_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.2
+    bursts: Bursts = Bursts()
+    """Of all keys at once."""
+    drift: NotNegative = 0.0
+    """Standard deviation, over 1,000 steps, of a random walk of the log times of all keys."""
+
+
 class Dynamics(Section):
     """All that may happen to one fabric."""
 
@@ -111,11 +133,38 @@ class Dynamics(Section):
         return gaps == [None] * len(gaps) and self.other_job.period is None and self.tail.probability == 0
 
 
-def noise(rng: np.random.Generator, shape: tuple[int, ...], sigma: float, tail: Tail) -> Float64:
-    """Factors on times: log-normal with a Pareto tail, of the shape asked for; the median is 1.
+def noise(
+    rng: np.random.Generator, shape: tuple[int, int], sigma: float, tail: Tail, wander: Wander | None = None
+) -> Float64:
+    """Factors on times of (steps, keys): log-normal with a Pareto tail, and what they have in common.
 
-    Only draws above the median are ever stretched, so it stays where it is.
+    The median is 1 where nothing wanders: only draws above it are ever stretched, so it stays where it is.
     """
     normal = rng.standard_normal(shape)
     rare = (rng.random(shape) < 2 * tail.probability) & (normal > 0)
-    return np.asarray(np.exp(sigma * normal) * np.where(rare, (1 - rng.random(shape)) ** (-1 / tail.index), 1.0))
+    stretched = np.where(rare, (1 - rng.random(shape)) ** (-1 / tail.index), 1.0)
+    if wander is None:
+        return np.asarray(np.exp(sigma * normal) * stretched)
+    normal = _autoregression(normal, wander.correlation)
+    shared = np.cumsum(rng.standard_normal(shape[0])) * wander.drift / np.sqrt(1000)
+    shared += np.log(wander.bursts.factor) * _spells(rng, shape[0], wander.bursts)
+    slow = np.where(rng.random(shape) < wander.slow, wander.slow_factor, 1.0)
+    return np.asarray(np.exp(sigma * normal + shared[:, None]) * slow * stretched)
+
+
+def _autoregression(normal: Float64, phi: float) -> Float64:
+    """(steps, keys) of unit variance, from independent ones."""
+    first, rest = normal[:1], np.sqrt(1 - phi**2) * normal[1:]
+    return np.asarray(lfilter([1.0], [1.0, -phi], np.concatenate([first, rest]), axis=0))
+
+
+def _spells(rng: np.random.Generator, steps: int, of: Spells) -> Float64:
+    """(steps,) 1 while one is on; it is off at first."""
+    out = np.zeros(steps)
+    at = 0
+    while of.mean_gap is not None and at < steps:
+        at += int(rng.geometric(1 / of.mean_gap))
+        length = int(rng.geometric(1 / of.mean_length))
+        out[at : at + length] = 1
+        at += length
+    return out

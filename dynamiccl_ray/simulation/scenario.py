@@ -5,6 +5,7 @@ Time is counted in steps: one step is one collective of every key. Sizes are in 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -19,7 +20,7 @@ from dynamiccl_ray.agent.observation import Context, Topology, relative_cost
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.describe import topology_of
-from dynamiccl_ray.fabric.dynamics import Tail
+from dynamiccl_ray.fabric.dynamics import Tail, Wander
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.measured import PhasedSurface
 from dynamiccl_ray.fabric.physics import BUFFER_BYTES, Physics
@@ -54,6 +55,8 @@ class Scenario:
     sigma: float
     """Standard deviation of the log time."""
     tail: Tail = field(default_factory=Tail)
+    wander: Wander | None = None
+    """What noise has in common with the noise before it; None for nothing."""
     sm_share: Floats | None = None
     """(K, N_PAIRS, N_CHANNELS) SMs that a collective takes over all of a GPU; None where the GPU is not known."""
 
@@ -73,6 +76,11 @@ class Scenario:
     def tier(self) -> int:
         """The farthest that the communicator crosses."""
         return self.context.topology.tier_max
+
+    @cached_property
+    def stamp(self) -> int:
+        """Tells scenarios apart: 32 bits of their times."""
+        return zlib.crc32(self.times_us.tobytes())
 
     @cached_property
     def flat_us(self) -> Floats:

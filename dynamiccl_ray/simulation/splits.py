@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from dynamiccl_ray.config.curriculum import Curriculum, Stage
 from dynamiccl_ray.fabric.clusters import P5EN, p5en_all_reduce
 from dynamiccl_ray.fabric.describe import topology_of
-from dynamiccl_ray.fabric.dynamics import Dynamics
+from dynamiccl_ray.fabric.dynamics import Bursts, Dynamics, Tail, Wander
 from dynamiccl_ray.fabric.measured import PhasedSurface, playable_keys
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.simulation.sampling import Sampling, sample_scenarios
@@ -21,6 +22,16 @@ MEASURED_NODES: Final = (4, 8, 16, 32)
 HELD_OUT: Final = "held out"
 SHIFTS: Final = 3
 """Of the load, in every run on a held-out cluster."""
+NOISY: Final = "noise"
+NOISE: Final[Mapping[str, tuple[float, Wander]]] = {
+    "correlated 0.5": (0.05, Wander(correlation=0.5)),
+    "correlated 0.7": (0.05, Wander(correlation=0.7)),
+    "two modes": (0.02, Wander(slow=0.3)),
+    "bursts of 20": (0.03, Wander(bursts=Bursts(mean_gap=500, mean_length=20))),
+    "bursts of 100": (0.03, Wander(bursts=Bursts(mean_gap=500, mean_length=100))),
+    "drift": (0.02, Wander(drift=0.1)),
+}
+"""By name, standard deviation and what else: noise as it is, where the network never changes."""
 # With a stream of its own, no evaluation draws what training drew.
 _EVALUATION: Final = 0xE7A1
 
@@ -78,7 +89,8 @@ def evaluation_splits(
     curriculum: Curriculum, count: int, horizon: int, measured_nodes: Sequence[int] = MEASURED_NODES
 ) -> dict[str, list[Scenario]]:
     """What a policy is judged on, by the split's name: ``count`` scenarios of every stage and half as many of each
-    held-out cluster, none of which it learned from, and a measured table for each of ``measured_nodes``.
+    held-out cluster, none of which it learned from; one of each held-out cluster that does not change, under each kind
+    of noise; and a measured table for each of ``measured_nodes``.
     """
     held = held_out_stages(curriculum)
     kinds = {f"training: {stage.name}": stage for stage in curriculum.stages} | held
@@ -88,4 +100,15 @@ def evaluation_splits(
         )
         for i, (name, stage) in enumerate(kinds.items())
     }
-    return modelled | {f"measured p5en, {nodes} nodes": [measured_scenario(nodes)] for nodes in measured_nodes}
+    still = [scenario for name in held for scenario in modelled[name][:1]]
+    noisy = {
+        f"{NOISY}: {name}": [_unchanging(scenario, sigma, wander) for scenario in still]
+        for name, (sigma, wander) in NOISE.items()
+    }
+    return modelled | noisy | {f"measured p5en, {nodes} nodes": [measured_scenario(nodes)] for nodes in measured_nodes}
+
+
+def _unchanging(scenario: Scenario, sigma: float, wander: Wander) -> Scenario:
+    """Its first phase for ever, under other noise."""
+    starts, times_us = scenario.starts[:1], scenario.times_us[:1]
+    return replace(scenario, starts=starts, times_us=times_us, sigma=sigma, tail=Tail(), wander=wander)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.evaluation import suite as evaluation_suite
 from dynamiccl_ray.evaluation.suite import SCALE_GPUS, SUBJECT, TIER_BYTES, TIER_PLACES
 from dynamiccl_ray.report.evaluation import findings, terminal_table
+from dynamiccl_ray.simulation.splits import NOISE
 
 YAML = """
 name: tiny
@@ -67,6 +69,7 @@ def test_a_tiny_evaluation(
     assert [split["name"] for split in document["splits"]] == [
         "training: near",
         "held out: cloud-tcp",
+        *(f"noise: {name}" for name in NOISE),
         *(f"measured p5en, {n} nodes" for n in (4, 8, 16, 32)),
         "held out",
     ]
@@ -77,11 +80,13 @@ def test_a_tiny_evaluation(
         assert keys <= set(split)
         assert {SUBJECT, "nccl", "oracle", "bandit"} <= set(split["regret"])
         assert split["regret"]["oracle"] == 0
+        for method, (low, high) in split.get("regret_interval", {}).items():
+            assert low <= split["regret"][method] <= high
         assert split["geomean_vs_oracle"] >= 1
         first, second = split["policies"]
         assert first == second
         assert first["regret"] == split["regret"][SUBJECT]
-    vendors = {split["name"]: split["vendor_vs_oracle"] for split in document["splits"][2:-1]}
+    vendors = {split["name"]: split["vendor_vs_oracle"] for split in document["splits"][-5:-1]}
     assert vendors["measured p5en, 8 nodes"] > 1
     assert vendors["measured p5en, 4 nodes"] is None
     assert {row["tier"] for row in document["tiers"]} == set(TIER_PLACES)
@@ -90,7 +95,7 @@ def test_a_tiny_evaluation(
     page = Path(document["report"]).read_text(encoding="utf-8")
     assert page.count("data:image/png;base64,") == len(document["splits"]) - 1 + 2
     assert "<script" not in page
-    assert "http" not in page
+    assert "http" not in re.sub('base64,[^"]*', "", page), "letters of a picture may spell anything"
     assert json.loads((out / "evaluation.json").read_text()) == document
     samples = pq.read_table(out / "samples.parquet")
     # Measured collectives times keys times jobs, for each of eight methods; tables have keys of their own.

@@ -19,6 +19,7 @@ from dynamiccl_ray.evaluation.measures import (
     gap_closed,
     key_rows,
     play,
+    regret_interval,
     relative_regret,
     steps_to_adapt,
 )
@@ -71,6 +72,18 @@ def test_gap_and_regret_by_hand() -> None:
     assert gap_closed([play(no_gap, NcclDefault, SHORT)], SHORT) is None
     # A scenario without a gap takes nothing from the others.
     assert gap_closed([*runs, play(no_gap, NcclDefault, SHORT)], SHORT) == pytest.approx(2 / 12)
+
+
+def test_the_interval_of_the_regret_is_over_scenarios_and_each_has_noise_of_its_own() -> None:
+    one = tiny(TIMES, starts=[0], sigma=0.1)
+    other = tiny([[[10, 9.9, 20], [30, 40, 29.9]]], starts=[0], sigma=0.1)
+    runs = [play(scenario, Half, SHORT) for scenario in (one, other, one, other)]
+    low, high = regret_interval(runs)
+    least, most = (relative_regret([of]) for of in (runs[1], runs[0]))
+    assert least <= low < relative_regret(runs) < high <= most
+    assert regret_interval(runs[:1]) == [relative_regret(runs[:1])] * 2
+    assert (runs[0][0].factors == runs[2][0].factors).all()
+    assert abs(np.corrcoef(np.log(runs[0][0].factors).ravel(), np.log(runs[1][0].factors).ravel())[0, 1]) < 0.3
 
 
 def test_key_statistics() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from dynamiccl_ray.fabric.dynamics import (
+    Bursts,
     Degraded,
     Dynamics,
     Failures,
@@ -20,6 +21,7 @@ from dynamiccl_ray.fabric.dynamics import (
     Shifts,
     SlowRanks,
     Tail,
+    Wander,
     noise,
 )
 from dynamiccl_ray.fabric.load import IDLE
@@ -179,3 +181,29 @@ def test_noise_keeps_its_median_and_has_its_tail(probability: float) -> None:
     far = (factors > 4).mean()
     assert far == pytest.approx(probability * 4**-1.5, rel=0.1, abs=1e-9)
     assert np.array_equal(factors, noise(np.random.default_rng(0), (400, 1000), sigma, tail))
+
+
+def _log_noise(wander: Wander, sigma: float = 0.05, steps: int = 20_000) -> np.ndarray:
+    return np.log(noise(np.random.default_rng(5), (steps, 8), sigma, Tail(), wander))
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_noise_is_as_correlated_as_asked_and_varies_as_much(correlation: float) -> None:
+    drawn = _log_noise(Wander(correlation=correlation))
+    assert drawn.std() == pytest.approx(0.05, rel=0.05)
+    assert np.corrcoef(drawn[1:, 0], drawn[:-1, 0])[0, 1] == pytest.approx(correlation, abs=0.05)
+    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 0.1, "each key's is its own"
+
+
+def test_bursts_and_drift_are_of_all_keys_at_once_and_modes_of_each() -> None:
+    bursts = _log_noise(Wander(bursts=Bursts(mean_gap=500, mean_length=100, factor=1.3)), sigma=0.001)
+    on = bursts > 0.13
+    assert (on == on[:, :1]).all()
+    assert on.mean() == pytest.approx(100 / 600, abs=0.06)
+    assert bursts[on].mean() == pytest.approx(np.log(1.3), abs=0.001)
+    drift = _log_noise(Wander(drift=0.1), sigma=0.0)
+    assert (drift == drift[:, :1]).all()
+    assert np.diff(drift[::1000, 0]).std() == pytest.approx(0.1, rel=0.5)
+    modes = _log_noise(Wander(slow=0.3, slow_factor=1.2), sigma=0.001) > 0.09
+    assert modes.mean() == pytest.approx(0.3, abs=0.02)
+    assert abs(np.corrcoef(modes[:, 0], modes[:, 1])[0, 1]) < 0.05

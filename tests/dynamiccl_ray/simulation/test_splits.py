@@ -7,7 +7,14 @@ import pytest
 
 from dynamiccl_ray.config.curriculum import Curriculum
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.simulation.splits import SHIFTS, evaluation_splits, measured_scenario, sampling_of, stage_scenarios
+from dynamiccl_ray.simulation.splits import (
+    NOISE,
+    SHIFTS,
+    evaluation_splits,
+    measured_scenario,
+    sampling_of,
+    stage_scenarios,
+)
 
 CURRICULUM = Curriculum.model_validate(
     {
@@ -49,8 +56,12 @@ def test_the_seed_decides() -> None:
 
 def test_the_splits_of_an_evaluation() -> None:
     splits = evaluation_splits(CURRICULUM, 3, 40, measured_nodes=(8,))
-    assert list(splits) == ["training: near", "training: far", "held out: cloud-tcp", "measured p5en, 8 nodes"]
-    assert [len(of) for of in splits.values()] == [3, 3, 2, 1]
+    noisy = [f"noise: {name}" for name in NOISE]
+    assert list(splits) == ["training: near", "training: far", "held out: cloud-tcp", *noisy, "measured p5en, 8 nodes"]
+    assert [len(of) for of in splits.values()] == [3, 3, 2, *[1] * len(noisy), 1]
+    for name, (sigma, wander) in NOISE.items():
+        (scenario,) = splits[f"noise: {name}"]
+        assert (len(scenario.starts), scenario.sigma, scenario.wander) == (1, sigma, wander)
     assert {s.cluster for s in splits["held out: cloud-tcp"]} == {"cloud-tcp"}
     assert {s.context.llm.parallelism for s in splits["held out: cloud-tcp"]} == {"fsdp"}
     assert {len(s.starts) for s in splits["held out: cloud-tcp"]} == {1 + SHIFTS}
