@@ -1,0 +1,74 @@
+"""What measurements of one key say of others, on the jobs that a policy is trained on: the sources of the constants in
+``agent/lending.py``.
+
+    python benchmarks/lending.py [--scenarios 40]
+
+Times are logs over NCCL's own choice, without noise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynamiccl_ray.config.curriculum import load_curriculum
+from dynamiccl_ray.simulation.scenario import Scenario
+from dynamiccl_ray.simulation.splits import stage_scenarios
+
+CURRICULUM = Path(__file__).parents[1] / "experiments" / "curricula" / "default.yaml"
+SEED = 0x1E4D
+OCTAVES = (0.5, 1, 2, 4, 8)
+# What is far behind is not tried, and how far does not matter.
+REACH = 0.7
+
+
+def ratios(scenario: Scenario, phase: int = 0) -> NDArray[np.float64]:
+    """(K, pairs, channels, chunks); NaN for what is never asked for, or far behind."""
+    log_us = np.log(scenario.times_us[phase].astype(np.float64))
+    out = log_us - log_us[:, :1, :1, :1]
+    return np.where(out - np.nanmin(out, (1, 2, 3), keepdims=True) < REACH, out, np.nan)
+
+
+def spread(x: NDArray[np.float64]) -> list[float]:
+    """Standard deviation, and that of the middle half, if it were normal: quartiles are 1.349 of them apart."""
+    known = x[np.isfinite(x)]
+    return [round(float(s), 4) for s in (known.std(), np.subtract(*np.percentile(known, [75, 25])) / 1.349)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--scenarios", type=int, default=40, help="of each stage")
+    given = parser.parse_args()
+    curriculum = load_curriculum(CURRICULUM)
+    apart: dict[float, list[NDArray[np.float64]]] = {octaves: [] for octaves in OCTAVES}
+    floor, stale = [], []
+    for i, stage in enumerate(curriculum.stages):
+        for scenario in stage_scenarios(stage, curriculum, (SEED, i), given.scenarios):
+            ratio = ratios(scenario)
+            octaves = np.log2(scenario.nbytes)
+            alike = scenario.collective[:, None] == scenario.collective
+            for a, b in zip(*np.nonzero(np.triu(alike, 1)), strict=True):
+                distance = abs(octaves[a] - octaves[b])
+                within = next((o for o in OCTAVES if distance <= o), None)
+                if within is not None:
+                    apart[within].append((ratio[a] - ratio[b])[..., 0].ravel())
+            floor.append((ratio - (ratio[..., :1] + ratio[:, :, :1] - ratio[:, :, :1, :1])).ravel())
+            stale += [(ratios(scenario, p) - ratio).ravel() for p in range(1, len(scenario.starts))]
+    print(
+        json.dumps(
+            {
+                "apart_by_octaves": {str(o): spread(np.concatenate(of)) for o, of in apart.items() if of},
+                "floor": spread(np.concatenate(floor)),
+                "stale": spread(np.concatenate(stale)),
+            },
+            indent=1,
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()
