@@ -39,7 +39,7 @@ from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ChannelBusyError, ChannelError
-from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.channel import Channel, owner_lives
 from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.segments import segment_pid, segments
 
@@ -70,6 +70,8 @@ class RankEnv(TypedDict):
     advance: NotRequired[Callable[[], None]]
     """Lets a played job go on by one step and returns when it stands still: epochs then begin and end at the same call
     in every run, and a run can be repeated exactly."""
+    on_node: Callable[[], int]
+    """How many runners share the processes of a node, called on that node."""
     phase_rounds: NotRequired[Callable[[], int]]
     """For the learner: rounds since the phase began."""
 
@@ -84,6 +86,7 @@ class RankRunner(PolicyRunner):
         self._experiment = env["experiment"]
         self._job = self._experiment.job
         self._advance = env.get("advance")
+        self._on_node = env["on_node"]()
         self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
         self._ranks: dict[str, Rank] = {}
         self._matching: dict[int, Matching] = {}
@@ -184,18 +187,21 @@ class RankRunner(PolicyRunner):
         return sorted({rank.comm for rank in self._ranks.values()})
 
     def _claim(self) -> None:
-        """Takes every unclaimed segment of the job on this node, up to its share of processes, and drops dead ones."""
+        """Takes unclaimed segments of the job on this node, up to its share of the processes, and drops dead ones."""
         for name, rank in list(self._ranks.items()):
             if not rank.channel.alive:
                 rank.channel.close()
                 del self._ranks[name]
         for comm in set(self._matching) - set(self._served()):
             del self._matching[comm]
-        room = self._experiment.ray.ranks_per_actor
+        paths = sorted(segments(self._job))
+        living = {pid for pid, path in {segment_pid(path): path for path in paths}.items() if owner_lives(path)}
+        # Processes come and go, so that a share is of those that are here now.
+        room = -(-len(living) // self._on_node)
         mine, others = {rank.channel.identity.pid for rank in self._ranks.values()}, set()
-        for path in sorted(segments(self._job)):
+        for path in paths:
             pid = segment_pid(path)
-            if path.name in self._ranks or pid in others or (len(mine) >= room and pid not in mine):
+            if path.name in self._ranks or pid in others or (len(mine) >= room and pid in living - mine):
                 continue
             try:
                 channel = Channel(path)

@@ -92,6 +92,12 @@ class RemoteCoordination:
             raise RunError(f"the coordinator of run {self._run} has not answered for {REPORT_LIMIT_S:.0f} s") from e
 
 
+def on_this_node(resource: str) -> int:
+    """How much of a Ray resource the node of this process has."""
+    mine = ray.get_runtime_context().get_node_id()
+    return sum(int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["NodeID"] == mine)
+
+
 def remote_coordination(run: str) -> Callable[[], Coordination]:
     """What to put into a runner's ``env_config``: called inside the runner's process."""
     return functools.partial(RemoteCoordination, run)

@@ -14,7 +14,7 @@ def small_experiment(job: str, **changes: Any) -> Online:
         "job": job,
         "fabric": {"kind": "measured", "processes": {"nodes": 2, "ranks_per_node": 2}, "rate_hz": 0},
         "stop": {"rounds": 4},
-        "ray": {"ranks_per_actor": 2},
+        "ray": {"runners_per_node": 2},
     }
     for name, value in changes.items():
         merged = {**raw[name], **value} if isinstance(raw.get(name), dict) and isinstance(value, dict) else value

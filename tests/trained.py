@@ -21,11 +21,32 @@ class _Tuner(ctypes.Structure):
     )  # fmt: skip
 
 
+class _Profiler(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("init", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint64,
+                                  ctypes.POINTER(ctypes.c_int), ctypes.c_char_p, ctypes.c_int, ctypes.c_int,
+                                  ctypes.c_int, ctypes.c_void_p)),
+        ("start", ctypes.c_void_p), ("stop", ctypes.c_void_p), ("state", ctypes.c_void_p),
+        ("finalize", ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)),
+    )  # fmt: skip
+
+
 class Trained:
     """One rank of a communicator of ``ranks``. ``told`` has, for each call of getCollInfo, the pair that it was given
-    (its place in the cost table; -1 for NCCL's own) and the channels."""
+    (its place in the cost table; -1 for NCCL's own) and the channels. Only with its ``rank``, which NCCL tells a
+    profiler, is it one that a runner serves; nothing that it does is measured."""
 
-    def __init__(self, job: str, comm: int, ranks: int) -> None:
+    def __init__(self, job: str, comm: int, ranks: int, rank: int | None = None) -> None:
+        self._profiler, self._profiled = None, ctypes.c_void_p()
+        self._open(job, comm, ranks)
+        if rank is not None:
+            self._profiler = _Profiler.in_dll(ctypes.CDLL(str(plugin_path())), "ncclProfiler_v6")
+            mask = ctypes.c_int(0)
+            init = self._profiler.init
+            assert init(ctypes.byref(self._profiled), comm, ctypes.byref(mask), b"", 1, ranks, rank, None) == 0
+
+    def _open(self, job: str, comm: int, ranks: int) -> None:
         self._tuner = _Tuner.in_dll(ctypes.CDLL(str(plugin_path())), "ncclTunerPlugin_v6")
         self._context = ctypes.c_void_p()
         before = set(segments(job))
@@ -42,4 +63,6 @@ class Trained:
         self.told.append((next((i for i in range(21) if cost[i] == 0.0), -1), channels.value))
 
     def close(self) -> None:
+        if self._profiler is not None:
+            self._profiler.finalize(self._profiled)
         self._tuner.finalize(self._context)

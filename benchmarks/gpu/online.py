@@ -58,7 +58,6 @@ def experiment(
         "policy": "default",
         "actions": {"channels": [count for count in CHANNEL_VALUES if count <= most_channels]},
         "control": {"learning": learning(per_key)},
-        "ray": {"ranks_per_actor": max(1, ranks)},
         "stop": {"exploit_rounds_after_last_event": EXPLOIT_ROUNDS},
     }
 

@@ -348,8 +348,9 @@ class OnlinePpo(Ppo):
 class Ray(Section):
     """How the control plane is spread out."""
 
-    ranks_per_actor: Count = 4
-    """Training processes that one actor serves, with all of their communicators."""
+    runners_per_node: Count = 1
+    """That share the training processes of the node where a run is started. On a cluster with slots for runners (Ray
+    resource ``dynamiccl``), a node has as many as it has slots."""
 
 
 class Stop(Section):

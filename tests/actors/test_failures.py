@@ -60,7 +60,8 @@ class Rig:
         )
         self.job = self.fabric.job(job, directory)
         self.job.start()
-        self.backend = RayBackend(plan, ranks=4, coordinator=coordinator)
+        self.job.await_ranks()
+        self.backend = RayBackend(plan, coordinator=coordinator)
         self.status: dict[str, Any] = {}
 
     def until(self, what: str, limit_s: float = 90.0) -> None:

@@ -18,6 +18,7 @@ from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.trainers.common.cluster import require_room, start_ray
 from dynamiccl_ray.trainers.online.learning import ppo_config
 
@@ -77,10 +78,7 @@ class SerialBackend:
         self._observed: list[Epoch] = []
         self._core = Coordinator(plan, store, self._observed.append)
         direct = DirectCoordination(self._core)
-        experiment = plan.experiment.model_copy(
-            update={"ray": plan.experiment.ray.model_copy(update={"ranks_per_actor": 1 << 20})}
-        )
-        config = ppo_config(experiment, coordination=lambda: direct, runners=0)
+        config = ppo_config(plan.experiment, coordination=lambda: direct, runners=0)
         if advance is not None:
             # RLlib copies its configuration deeply; a plain function stays the one it is.
             config.env_config["advance"] = lambda: advance()
@@ -128,7 +126,7 @@ class SerialBackend:
         self._runner.stop()
 
 
-# Nodes that run training processes are started with as many of this Ray resource as runners they should have.
+# Nodes that run training processes are started with as much of this Ray resource as runners they should have.
 SLOT = "dynamiccl"
 # A runner may be in the middle of an epoch.
 _RELEASE_CALL_S = 10.0
@@ -137,15 +135,14 @@ _RELEASE_CALL_S = 10.0
 class RayBackend:
     """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one.
 
-    ``ranks`` are served by runners on this node, unless the cluster's nodes offer slots (Ray resource ``dynamiccl``):
-    then every slot gets a runner, and each serves ranks of the node it is on.
+    Ranks are served by ``runners_per_node`` runners on this node, unless the cluster's nodes offer slots (Ray resource
+    ``dynamiccl``): then every slot gets a runner, and each serves ranks of the node it is on.
     """
 
     def __init__(
         self,
         plan: Plan,
         *,
-        ranks: int,
         resume: Checkpoint | None = None,
         coordinator: type[CoordinatorActor] = CoordinatorActor,
     ) -> None:
@@ -158,13 +155,12 @@ class RayBackend:
                 start_ray(learners)
                 undo.callback(ray.shutdown)
             require_room(learners)
-            self._begin(plan, ranks, resume, coordinator, undo)
+            self._begin(plan, resume, coordinator, undo)
             self._undo = undo.pop_all()
 
     def _begin(
         self,
         plan: Plan,
-        ranks: int,
         resume: Checkpoint | None,
         coordinator: type[CoordinatorActor],
         undo: contextlib.ExitStack,
@@ -176,12 +172,11 @@ class RayBackend:
 
         self._plan = plan
         slots = int(ray.cluster_resources().get(SLOT, 0))
-        runners = slots or -(-ranks // plan.experiment.ray.ranks_per_actor)
-        if runners == 0:
+        if not slots and not any(segments(plan.experiment.job)):
             raise RunError(
                 f"no segments of job {plan.experiment.job!r} on this node and no Ray node with the resource {SLOT!r}: "
                 'is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See `dynamiccl doctor`; '
-                f"for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 2}}'"
+                f"for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
             )
         self._store = remote.KvStore()
         if resume is not None:
@@ -192,7 +187,8 @@ class RayBackend:
         config = ppo_config(
             plan.experiment,
             coordination=remote.remote_coordination(plan.run),
-            runners=runners,
+            runners=slots or plan.experiment.ray.runners_per_node,
+            on_node=functools.partial(remote.on_this_node, SLOT) if slots else None,
             algo_class=TriggeredPPO,
             resources={SLOT: 1} if slots else None,
         )

@@ -20,11 +20,13 @@ def ppo_config(
     *,
     coordination: Callable[[], Coordination],
     runners: int,
+    on_node: Callable[[], int] | None = None,
     algo_class: Any = None,
     resources: dict[str, float] | None = None,
 ) -> PPOConfig:
-    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process, and the learner there, too; ``resources``
-    is what Ray must set aside for each, which decides on which nodes they run.
+    """RLlib's PPO over RankRunners. ``runners`` 0 means one in this process, and the learner there, too; ``on_node``
+    says, in a runner's process, how many of them its node has (all of them without); ``resources`` is what Ray must
+    set aside for each, which decides on which nodes they run.
 
     Entropy falls with the rounds of a learning phase: the ``timesteps`` that are given to the learner count rounds
     since the phase began, so that every trigger raises it again.
@@ -35,7 +37,9 @@ def ppo_config(
         .environment(
             observation_space=OBSERVATION_SPACE,
             action_space=ACTION_SPACE,
-            env_config=RankEnv(coordination=coordination, experiment=experiment),
+            env_config=RankEnv(
+                coordination=coordination, experiment=experiment, on_node=on_node or (lambda: max(1, runners))
+            ),
         )
         .env_runners(
             env_runner_cls=RankRunner,

@@ -26,7 +26,7 @@ from dynamiccl_ray.plugin_bridge import plugin_path
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
 from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
-from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segment_pid, segments
+from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segments
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend
@@ -94,12 +94,7 @@ def run_online(
                 resume=earlier,
             )
         else:
-            ranks = (
-                len(fabric.ranks)
-                if fabric is not None
-                else len({segment_pid(path) for path in segments(experiment.job)})
-            )
-            backend = RayBackend(plan, ranks=ranks, resume=earlier)
+            backend = RayBackend(plan, resume=earlier)
         stack.callback(backend.close)
         events = _Events()
         status = Status()

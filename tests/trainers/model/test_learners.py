@@ -36,7 +36,7 @@ def test_a_restored_learner_has_the_entropy_coefficient_that_it_was_saved_with(j
 
 def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path, job: str) -> None:
     experiment = small_experiment(
-        job, fabric={"rate_hz": 2000}, ppo={"learners": 2}, stop={"rounds": 1_000_000}, ray={"ranks_per_actor": 4}
+        job, fabric={"rate_hz": 2000}, ppo={"learners": 2}, stop={"rounds": 1_000_000}, ray={"runners_per_node": 1}
     )
     fabric = play(experiment.fabric, seed=0)  # type: ignore[arg-type]
     plan = Plan(
@@ -47,7 +47,8 @@ def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path,
     try:
         with emulated:
             emulated.start()
-            backend = RayBackend(plan, ranks=4)
+            emulated.await_ranks()
+            backend = RayBackend(plan)
 
             def weights() -> list[dict[str, Any]]:
                 group = backend._algorithm.learner_group

@@ -14,11 +14,8 @@ import ray
 from attached import training
 from small import small_experiment
 
-from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.plugin_bridge.nccl_job import agreement_violations
-from dynamiccl_ray.plugin_bridge.segments import segment_pid
-from dynamiccl_ray.trainers.online.learning import ppo_config
 from dynamiccl_ray.trainers.online.run import run_online
 
 
@@ -71,20 +68,3 @@ def test_a_plugin_of_another_build_is_named_once_and_left_alone(
     assert str(path) in said[0]
     assert path.read_bytes() == bytes(foreign)
     path.unlink()
-
-
-def test_runners_divide_processes_and_not_communicators(tmp_path: Path, job: str) -> None:
-    experiment = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
-    config = ppo_config(experiment, coordination=lambda: None, runners=0)  # type: ignore[arg-type, return-value]
-    with training(job, tmp_path / "job") as running:
-        running.set_credit(0)
-        running.start()
-        running.await_ranks()
-        runners = [RankRunner(config=config) for _ in range(2)]
-        served = [{segment_pid(Path(name)) for name in runner._ranks} for runner in runners]
-        assert [len(runner._ranks) for runner in runners] == [4, 4], "two communicators of each of two processes"
-        assert served[0] | served[1] == set(running.pids())
-        assert not served[0] & served[1]
-        for runner in runners:
-            runner.stop()
-        running.stop()

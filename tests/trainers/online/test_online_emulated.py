@@ -29,7 +29,7 @@ def _short(job: str, **changes: Any) -> Any:
         ],
         "events": [],
     }
-    raw |= {"stop": {"exploit_rounds_after_last_event": 4}, "ray": {"ranks_per_actor": 2}, **changes}
+    raw |= {"stop": {"exploit_rounds_after_last_event": 4}, **changes}
     return type(experiment).model_validate(raw)
 
 
