@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -60,6 +61,7 @@ class Coordinator:
         self.term = new_term()
         self.stopping = False
         self._keeping: bool | None = None
+        self._closed_at = time.monotonic()
         saved = store.get(f"{plan.run}/state")
         if saved is not None:
             self._restore(*unpack(saved))
@@ -78,7 +80,8 @@ class Coordinator:
         self._outdo(members)
         self.membership.join(runner, members)
         self.next_version = max([self.next_version, *(member.standing.newest + 1 for member in members)])
-        for comm_id, comm in self.comms.items():
+        for comm_id in {member.comm for member in members}:
+            comm = self.comms[comm_id]
             if comm.complete and not comm.off:
                 self._turn_off(comm_id, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
         return self.context
@@ -166,6 +169,10 @@ class Coordinator:
             self._entropy.append(entropy)
         return None if self.missing_reports() else self.close_epoch()
 
+    def handed_in(self, epoch: int) -> bool:
+        """Some runner has reported this epoch."""
+        return bool(self._reports) or self.phases.epoch > epoch
+
     def close_epoch(self, *, cut: bool = False) -> EpochContext:
         """Reduces what was reported, moves the run on, and makes the next context. ``cut`` ends the round as well, so
         that whoever drives the runners can bring back the ones that are missing."""
@@ -240,6 +247,8 @@ class Coordinator:
     def _judge(self, due: Due, parts: list[Part], phases: list[Int64]) -> dict[int, Float]:
         """By communicator, (R,) the reward of those of its keys that are due."""
         rewards = {}
+        before, self._closed_at = self._closed_at, time.monotonic()
+        took_s = self._closed_at - before
         for part, phase in zip(parts, phases, strict=True):
             comm = self.comms[part.comm]
             mine = np.flatnonzero(np.isin(due.row, comm.rows))
@@ -254,6 +263,7 @@ class Coordinator:
                         version=comm.version,
                         phase=self.phases.phase,
                         samples=part.samples(phase),
+                        took_s=took_s,
                         judged=keys,
                         terms=terms,
                     )

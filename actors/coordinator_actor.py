@@ -24,6 +24,8 @@ class CoordinatorActor:
 
     # From the first report of an epoch to the last; who is later rejoins at the next round.
     REPORT_WAIT_S = 5.0
+    # A runner may wait so long to hear that another one is done; longer, and it ends its epoch by itself.
+    EPOCH_WAIT_S = 60.0
     # From the first promise of a version to the last; then ABORT.
     PROMISE_WAIT_S = 1.0
     # From the last promise on, a runner may still wait for this process; silent for so long, it is killed and starts
@@ -48,6 +50,7 @@ class CoordinatorActor:
     async def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         context = self._core.report(runner, epoch, comms, entropy)
         if context is None:
+            await self._tell()  # who waits for others to be done
             await self._wait(lambda: self._core.phases.epoch > epoch, self.REPORT_WAIT_S)
             if self._core.phases.epoch == epoch:
                 for late in self._core.missing_reports():
@@ -57,6 +60,10 @@ class CoordinatorActor:
             context = self._core.context
         await self._tell()
         return context
+
+    async def others_done(self, epoch: int) -> None:
+        """Answers once some runner has handed the epoch in."""
+        await self._wait(lambda: self._core.handed_in(epoch), self.EPOCH_WAIT_S)
 
     async def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int

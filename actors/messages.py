@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -154,6 +155,9 @@ class Coordination(Protocol):
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         """Hands in an epoch; answers the next context once all runners have, or time is up."""
+
+    def others_done(self, epoch: int) -> Callable[[], bool]:
+        """Asks at once; answers, as often as it is called, whether some runner has handed the epoch in by now."""
 
     def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int

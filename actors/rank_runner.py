@@ -30,6 +30,7 @@ from dynamiccl_ray.actors.messages import (
 from dynamiccl_ray.actors.ranks import Rank
 from dynamiccl_ray.actors.reduction import Matching
 from dynamiccl_ray.actors.runner import PolicyRunner
+from dynamiccl_ray.actors.serving import Serving
 from dynamiccl_ray.actors.streams import Streams
 from dynamiccl_ray.actors.waiting import Waiting
 from dynamiccl_ray.actors.watchdog import Watchdog
@@ -38,10 +39,7 @@ from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
-from dynamiccl_ray.errors import ChannelBusyError, ChannelError
-from dynamiccl_ray.plugin_bridge.channel import Channel, owner_lives
 from dynamiccl_ray.plugin_bridge.layout import Prepared
-from dynamiccl_ray.plugin_bridge.segments import segment_pid, segments
 
 log = logging.getLogger("dynamiccl.runner")
 
@@ -86,41 +84,37 @@ class RankRunner(PolicyRunner):
         self._experiment = env["experiment"]
         self._job = self._experiment.job
         self._advance = env.get("advance")
-        self._on_node = env["on_node"]()
         self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
-        self._ranks: dict[str, Rank] = {}
+        self._serving = Serving(self._job, env["on_node"]())
         self._matching: dict[int, Matching] = {}
         self._collected: dict[int, list[Collectives]] = {}
         self._version: dict[int, int] = {}
         self._staged: dict[int, bytes] = {}
         self._promise_s = FIRST_PROMISE_S
         self._term = 0
-        self._told: set[str] = set()
-        self._alive, self._looked_at = True, 0.0
+        self._looked_at = 0.0
         sequence = self._experiment.control.learning.sequence
         self._drawer = Drawer(self.module.net, seed=self._experiment.seed, sequence=sequence)
         index, share = self.share
         self._streams = Streams(lambda key: key % share == index, sequence)
         self._watchdog: Watchdog | None = None if self._advance else Watchdog(WATCHED_S)
-
-        self._claim()
+        self._serving.look()
+        self._serving.renew()
 
     # -- RLlib's interface --
 
     def stop(self) -> None:
-        for rank in self._ranks.values():
-            rank.channel.close()
-        self._ranks = {}
+        self._serving.close()
         if self._watchdog is not None:
             self._watchdog.close()
 
     def sample(self, **_: Any) -> list[SingleAgentEpisode]:
         """One round: decision epochs until the coordinator ends it."""
-        self._claim()
-        if not self._ranks:
+        self._serving.renew()
+        if not self._serving.ranks:
             time.sleep(IDLE_S)
         context = self._join()
-        self._settle()  # a restarted runner: its ranks may be waiting
+        self._settle_all()  # a restarted runner: its ranks may be waiting
         while not (context.stop or context.release):
             decided, entropy = {}, []
             for comm in context.comms:
@@ -131,29 +125,31 @@ class RankRunner(PolicyRunner):
                 if not self._switch(comm, context, decided[comm.comm]):
                     # The coordinator is gone, or thinks that this runner is: nothing is decided until they have met.
                     self._join()
-                    self._settle()
+                    self._settle_all()
                     return self._streams.episodes()
             self._collect(context)
-            reports = [self._report(comm, decided.get(comm, _NOTHING)) for comm in self._served()]
+            reports = [self._report(comm, decided.get(comm, _NOTHING)) for comm in self._serving.comms]
             context = self._coordination.report(
                 self._name, context.epoch, reports, float(np.mean(entropy)) if entropy else None
             )
             if context.round_end or context.term != self._term:
                 break
+            if self._serving.changed:
+                self._serving.renew()
+                context = self._join()
         return self._streams.episodes()
 
     def activate(self, state: dict[str, Any]) -> float:
         """Takes weights, decides with them and waits until the new table is in force on this runner's ranks. Returns
         the machine's monotonic time then. For ``dynamiccl bench activation``."""
         self.set_state(state)
-        self._claim()
         context = self._join()
         reports = {}
         for comm in context.comms:
             decided = comm.due.actions(self._drawer.draw(comm.due).actions)
             self._switch(comm, context, decided)
             reports[comm.comm] = decided
-        while not all(rank.channel.fold() for rank in self._ranks.values()):
+        while not all(rank.channel.fold() for rank in self._serving.ranks):
             time.sleep(0.0002)
         at = time.monotonic()
         self._drain()
@@ -162,65 +158,24 @@ class RankRunner(PolicyRunner):
 
     def release(self) -> None:
         """Leaves behind what the coordinator wants at the end of a run."""
-        self._claim()
+        self._serving.look()
+        self._serving.renew()
         context = self._join()
         for comm in context.comms if context.release else ():
             self._switch(comm, context, _NOTHING)
         deadline = time.monotonic() + RELEASED_S
-        while not all(rank.stands_still() for rank in self._ranks.values()) and time.monotonic() < deadline:
+        while not all(rank.stands_still() for rank in self._serving.ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S)
         self._join()
 
     def _join(self) -> EpochContext:
         """Shows the coordinator how the ranks stand, under the term that it has by then."""
         while True:
-            term, members = self._term, [rank.shown_to(self._term) for rank in self._ranks.values()]
+            term, members = self._term, [rank.shown_to(self._term) for rank in self._serving.ranks]
             context = self._coordination.join(self._name, members)
             self._term = context.term
             if term == context.term:
                 return context
-
-    # -- segments --
-
-    def _served(self) -> list[int]:
-        """Communicators of which some rank is served here."""
-        return sorted({rank.comm for rank in self._ranks.values()})
-
-    def _claim(self) -> None:
-        """Takes unclaimed segments of the job on this node, up to its share of the processes, and drops dead ones."""
-        for name, rank in list(self._ranks.items()):
-            if not rank.channel.alive:
-                rank.channel.close()
-                del self._ranks[name]
-        for comm in set(self._matching) - set(self._served()):
-            del self._matching[comm]
-        paths = sorted(segments(self._job))
-        living = {pid for pid, path in {segment_pid(path): path for path in paths}.items() if owner_lives(path)}
-        # Processes come and go, so that a share is of those that are here now.
-        room = -(-len(living) // self._on_node)
-        mine, others = {rank.channel.identity.pid for rank in self._ranks.values()}, set()
-        for path in paths:
-            pid = segment_pid(path)
-            if path.name in self._ranks or pid in others or (len(mine) >= room and pid in living - mine):
-                continue
-            try:
-                channel = Channel(path)
-            except ChannelBusyError:
-                # Another runner's, and so are all communicators of the process; or still starting: looked at again
-                # next round.
-                others.add(pid)
-                continue
-            except ChannelError as e:
-                if str(e) not in self._told:
-                    self._told.add(str(e))
-                    log.warning("not served: %s", e)
-                continue
-            identity = channel.identity
-            if identity.rank is None or identity.ranks < 2 or not channel.alive:
-                channel.close()
-                continue
-            mine.add(pid)
-            self._ranks[path.name] = Rank(channel, identity.comm_id, identity.rank)
 
     # -- decisions --
 
@@ -232,8 +187,8 @@ class RankRunner(PolicyRunner):
         if comm.off:
             actions[:] = OWN_ACTION
         wanted = {int(k): int(a) for k, a in zip(comm.keys, actions, strict=True) if a != OWN_ACTION}
-        mine = [r for r in self._ranks.values() if r.comm == comm.comm]
-        settled = [rank.settle(self._ask, self._term) for rank in mine]
+        mine = self._serving.of(comm.comm)
+        settled = [self._settle(rank) for rank in mine]
         self._version[comm.comm] = comm.version_in_force
         staged = comm.in_band and any(rank.has_staged for rank in mine)
         if comm.comm in context.adopt:
@@ -290,24 +245,16 @@ class RankRunner(PolicyRunner):
     def _ask(self, member: Member) -> Decision | None:
         return self._coordination.settle(member)
 
-    def _settle(self) -> None:
+    def _settle(self, rank: Rank) -> bool:
         """A rank whose runner died, or could not reach the coordinator, waits at its hold until somebody tells it the
-        decision. Whoever is on its node can, long before its own runner is back."""
-        for rank in self._ranks.values():
-            rank.settle(self._ask, self._term)
-        for path in segments(self._job):
-            if path.name in self._ranks:
-                continue
-            try:
-                channel = Channel(path)
-            except ChannelBusyError:
-                continue  # its runner is alive
-            except ChannelError:
-                continue  # said in _claim
-            with channel:
-                identity = channel.identity
-                if identity.rank is not None and channel.alive:
-                    Rank(channel, identity.comm_id, identity.rank).settle(self._ask, self._term)
+        decision. Whoever is on its node can, long before its own runner is back. False if nobody knows it yet."""
+        return rank.settle(self._ask, self._term)
+
+    def _settle_all(self) -> None:
+        """Of this runner, and those that nobody serves."""
+        for rank in self._serving.ranks:
+            self._settle(rank)
+        self._serving.look(self._settle)
 
     # -- measuring --
 
@@ -317,21 +264,27 @@ class RankRunner(PolicyRunner):
         if self._advance is not None:
             self._collect_in_steps(context, self._advance)
             return
-        waiting = Waiting(context, self._version, set(self._served()))
+        waiting = Waiting(context, self._version, set(self._serving.comms), patience=settings.watch_s)
         limit = settings.watch_s if context.watching else IDLE_S if waiting.idle else settings.most_s
         deadline = time.monotonic() + limit
+        others = self._coordination.others_done(context.epoch)
         while True:
             self._drain(waiting)
-            if waiting.done() or time.monotonic() > deadline or not self._look_after_ranks():
+            if others():
+                waiting.close()
+            if waiting.done() or time.monotonic() > deadline:
+                break
+            if self._look_around():
+                self._drain()  # what is left of ranks that are gone
                 break
             time.sleep(WATCH_POLL_S if context.watching else POLL_S)
-        for rank in self._ranks.values():
+        for rank in self._serving.ranks:
             rank.look()
 
     def _collect_in_steps(self, context: EpochContext, advance: Callable[[], None]) -> None:
         """The same with a job that stands still between two steps: time is counted in these."""
         steps = 0
-        waiting = Waiting(context, self._version, set(self._served()), clock=lambda: steps)
+        waiting = Waiting(context, self._version, set(self._serving.comms), clock=lambda: steps)
         limit = _WATCH_STEPS if waiting.idle else _MOST_STEPS
         while steps < limit and not waiting.done():
             advance()
@@ -342,41 +295,42 @@ class RankRunner(PolicyRunner):
                 self._drain(waiting)
                 time.sleep(POLL_S / 4)
             self._drain(waiting)
-            for rank in self._ranks.values():
+            for rank in self._serving.ranks:
                 rank.give_up()
+        self._serving.look()
 
     def _all_still(self) -> bool:
-        return all(rank.standing_still for rank in self._ranks.values() if rank.channel.alive)
+        return all(rank.standing_still for rank in self._serving.ranks if rank.channel.alive)
 
     def _drain(self, waiting: Waiting | None = None) -> None:
         """Takes what has been measured, and matches it over the ranks here."""
         parts: dict[int, list[Collectives]] = {}
         active = self._experiment.mode == "active"
-        for rank in self._ranks.values():
+        for rank in self._serving.ranks:
             part = rank.drain(active=active)
             if len(part):
                 parts.setdefault(rank.comm, []).append(part)
             rank.channel.fold()
         for comm, of_ranks in parts.items():
-            ranks = sum(rank.comm == comm for rank in self._ranks.values())
-            matched = self._matching.setdefault(comm, Matching()).take(of_ranks, ranks)
+            matched = self._matching.setdefault(comm, Matching()).take(of_ranks, len(self._serving.of(comm)))
             if len(matched):
                 self._collected.setdefault(comm, []).append(matched)
                 if waiting is not None:
                     waiting.count(comm, matched)
 
-    def _look_after_ranks(self) -> bool:
-        """A few times a second: whether all training processes are there, and no orphan waits on this node."""
+    def _look_around(self) -> bool:
+        """A few times a second: no rank on this node may wait. Whether ranks have come or gone."""
         now = time.monotonic()
-        if now - self._looked_at > LOOK_AFTER_S:
-            self._looked_at = now
-            self._alive = all(rank.channel.alive for rank in self._ranks.values())
-            self._settle()
-        return self._alive
+        if now - self._looked_at <= LOOK_AFTER_S:
+            return False
+        self._looked_at = now
+        for rank in self._serving.ranks:
+            self._settle(rank)
+        return self._serving.look(self._settle)
 
     def _report(self, comm: int, decided: Int64) -> CommReport:
         """This epoch's collectives of one communicator, and what is new in its segments."""
-        ranks = [rank for rank in self._ranks.values() if rank.comm == comm]
+        ranks = self._serving.of(comm)
         matching = self._matching.setdefault(comm, Matching())
         given_up, matching.given_up = matching.given_up, 0
         refused = {key: action for rank in ranks for key, action in rank.refused().items()}

@@ -68,6 +68,9 @@ class RemoteCoordination:
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))
 
+    def others_done(self, epoch: int) -> Callable[[], bool]:
+        return self._actor.others_done.remote(epoch).future().done  # type: ignore[no-any-return]
+
     def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:

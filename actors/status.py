@@ -40,6 +40,8 @@ class Epoch:
     """Of the run."""
     samples: npt.NDArray[Any]
     """(N,) of ``SAMPLE_DTYPE``, in the order of calls."""
+    took_s: float
+    """Seconds since the epoch before."""
     judged: Int64
     """(R,) keys whose decision is over."""
     terms: dict[str, Floats]

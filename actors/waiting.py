@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -11,12 +13,29 @@ from dynamiccl_ray.actors.messages import Collectives, EpochContext
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.keys import N_KEYS
 
+GRACE: Final = 0.25
+"""For what is almost there when another runner is done, and no longer than the epoch has taken."""
+
+
+@dataclass(eq=False)
+class _Missing:
+    """Of one communicator."""
+
+    of: Int64
+    """(N_KEYS,) collectives."""
+    keys: int
+    """That the epoch began with."""
+    left: int
+    """That are waited for still."""
+
 
 class Waiting:
     """Keys that an epoch waits for, of all communicators that are served here.
 
-    The epoch ends when all have been measured as often as they need. Keys that are called rarely do not hold up the
-    others: it also ends when half of them have, and as much time again has passed.
+    The epoch ends when all have been measured as often as they need. Nobody holds up the others: it also ends when half
+    of the keys of any communicator have, and as much time again has passed; and when nothing that it waits for has come
+    for a while. So keys that are called rarely wait for half of the keys of their own communicator, and a communicator
+    that is idle for nobody.
     """
 
     def __init__(
@@ -25,39 +44,52 @@ class Waiting:
         versions: dict[int, int],
         served: set[int],
         clock: Callable[[], float] = time.monotonic,
+        *,
+        patience: float = np.inf,
     ) -> None:
-        """``versions`` has the table that is to be measured, by communicator."""
+        """``versions`` has the table that is to be measured, by communicator. ``patience`` is how long what is waited
+        for may be silent, by ``clock``."""
         self._versions, self._clock, self._began = versions, clock, clock()
-        self._half: float | None = None
-        self._missing: dict[int, Int64] = {}
-        for comm in context.comms:
-            if comm.comm in served and comm.need.any():
-                missing = self._missing[comm.comm] = np.zeros(N_KEYS, np.int64)
-                missing[comm.keys] = comm.need
-        self._keys = sum(int(np.count_nonzero(missing)) for missing in self._missing.values())
-
-    @property
-    def idle(self) -> bool:
-        """Nothing is waited for."""
-        return self._keys == 0
+        self._heard, self._patience = self._began, patience
+        self._ends = np.inf
+        self._missing: dict[int, _Missing] = {}
+        waited_for = [comm for comm in context.comms if comm.need.any()]
+        self.idle: Final = not waited_for
+        """Nothing is waited for, here or by any other runner."""
+        for comm in waited_for:
+            if comm.comm in served:
+                of = np.zeros(N_KEYS, np.int64)
+                of[comm.keys] = comm.need
+                keys = int(np.count_nonzero(of))
+                self._missing[comm.comm] = _Missing(of, keys, keys)
 
     def count(self, comm: int, collectives: Collectives) -> None:
         """More has been measured."""
         missing = self._missing.get(comm)
         if missing is not None:
             now = collectives["version"] == self._versions.get(comm, 0)
-            missing -= np.bincount(collectives["key"][now], minlength=N_KEYS)
+            came = np.bincount(collectives["key"][now], minlength=N_KEYS)
+            if came[missing.of > 0].any():
+                self._heard = self._clock()
+            missing.of -= came
+            missing.left = int(np.count_nonzero(missing.of > 0))
+
+    def close(self) -> None:
+        """Another runner is done: what is almost there here is still waited for."""
+        left = any(missing.left for missing in self._missing.values())
+        self._end_in(min(self._clock() - self._began, GRACE) if left else 0.0)
 
     def done(self) -> bool:
         """Whether the epoch may end."""
-        if self.idle:
-            return False
-        left = sum(int(np.count_nonzero(missing > 0)) for missing in self._missing.values())
-        if left == 0:
+        if self._clock() >= self._ends:
             return True
-        if 2 * left > self._keys:
+        if not self._missing:
             return False
-        now = self._clock()
-        if self._half is None:
-            self._half = now
-        return now - self._half >= self._half - self._began
+        if not any(missing.left for missing in self._missing.values()):
+            return True
+        if any(2 * missing.left <= missing.keys for missing in self._missing.values()):
+            self._end_in(self._clock() - self._began)
+        return self._clock() >= min(self._ends, self._heard + self._patience)
+
+    def _end_in(self, more: float) -> None:
+        self._ends = min(self._ends, self._clock() + more)

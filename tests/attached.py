@@ -1,7 +1,8 @@
-"""A job that a run did not start: two nodes of two GPUs in a process each, for as long as they may."""
+"""A job that a run did not start: its ranks are a process each, and train for as long as they may."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,29 +18,39 @@ from dynamiccl_ray.plugin_bridge.program import Program
 from dynamiccl_ray.plugin_bridge.times import Times
 
 
-def training(job: str, directory: Path) -> NcclJob:
-    """Two communicators of all ranks, in turn."""
-    cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": 2})
-    physics, sizes = Physics(cluster, 2), [1 << 14, 1 << 18, 1 << 22]
-    program = Program(nodes=2, ranks_per_node=2, rate_hz=1000.0)
-    comms = [program.comm(name) for name in ("data", "expert")]
+def training(
+    job: str,
+    directory: Path,
+    *,
+    nodes: int = 2,
+    ranks_per_node: int = 2,
+    comms: Sequence[int] = (0, 1),
+    sizes: Sequence[int] = (1 << 14, 1 << 18, 1 << 22),
+    rate_hz: float = 1000.0,
+) -> NcclJob:
+    """Communicators of all ranks, in turn, ``rate_hz`` steps a second. The emulated NCCL tells communicators apart by
+    number, so that jobs of one name have ``comms`` of their own."""
+    cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": ranks_per_node})
+    physics = Physics(cluster, nodes)
+    program = Program(nodes=nodes, ranks_per_node=ranks_per_node, rate_hz=rate_hz)
+    all_comms = [comm for i in range(max(comms) + 1) if (comm := program.comm(f"comm{i}")).number in comms]
     for rank in program.ranks:
-        for comm in comms:
+        for comm in all_comms:
             rank.setup.init(comm)
             for nbytes in sizes:
                 rank.step.collective(comm, Collective.ALL_REDUCE, nbytes)
             rank.end.destroy(comm)
         rank.step.sync()
     times = Times(rank_jitter=0.01)
-    us = physics.time_us(Collective.ALL_REDUCE, sizes)
-    for comm in comms:
+    us = physics.time_us(Collective.ALL_REDUCE, list(sizes))
+    for comm in all_comms:
         for nbytes, of_size in zip(sizes, us, strict=True):
             times.asked(
                 comm.number, int(Collective.ALL_REDUCE), nbytes, of_size[None], np.full_like(of_size, 0.02)[None]
             )
     directory.mkdir()
-    constants = {comm.number: Constants.of(comm, physics.belief) for comm in comms}
+    constants = {comm.number: Constants.of(comm, physics.belief) for comm in all_comms}
     write_constants(directory / "constants", constants)
-    env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": "2", **plugin_env(job)}
+    env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": str(ranks_per_node), **plugin_env(job)}
     library = native_dir() / "libnccl-emulated.so"
     return NcclJob(program, library=library, directory=directory, times=times, env=env)

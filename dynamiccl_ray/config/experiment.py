@@ -327,7 +327,7 @@ class Epochs(Section):
     most_s: Positive = 20.0
     """An epoch ends after this long, whatever is still to be measured."""
     watch_s: Positive = 1.0
-    """Length of an epoch in which no key is learning."""
+    """Length of an epoch in which no key is learning, and how long one may wait for what does not come."""
     per_round: Annotated[int, Field(ge=2)] = 32
     """Epochs between two updates of the policy. An epoch in which no key is learning is a round of its own."""
 

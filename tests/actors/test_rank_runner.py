@@ -51,11 +51,17 @@ def place(job: str) -> Iterator[Place]:
 
 def served(runner: Any) -> list[tuple[int, int]]:
     """Communicators and ranks."""
-    return sorted((rank.comm, rank.rank) for rank in runner._ranks.values())
+    return sorted((rank.comm, rank.rank) for rank in runner._serving.ranks)
 
 
 def pids(runner: Any) -> set[int]:
-    return {rank.channel.identity.pid for rank in runner._ranks.values()}
+    return {rank.channel.identity.pid for rank in runner._serving.ranks}
+
+
+def look(*runners: Any) -> None:
+    for runner in runners:
+        runner._serving.look()
+        runner._serving.renew()
 
 
 # ---- which ranks are whose ----
@@ -84,16 +90,14 @@ def test_shares_follow_the_processes_that_come_and_go(place: Place) -> None:
     assert [len(pids(runner)) for runner in (first, second)] == [1, 1]
     for rank in range(2, 6):
         place.process(rank, COMM)
-    first._claim()
-    second._claim()
+    look(first, second)
     assert [len(pids(runner)) for runner in (first, second)] == [3, 3]
     for process in place.processes:
         if process.pid in pids(first):
             process.kill()
     for rank in (6, 7):
         place.process(rank, COMM)
-    first._claim()
-    second._claim()
+    look(first, second)
     assert pids(first) | pids(second) == {process.pid for process in place.processes if process._popen.poll() is None}
     assert len(pids(second)) == 3, "the dead count for nobody"
     assert len(pids(first)) == 2
@@ -105,8 +109,7 @@ def test_a_process_keeps_its_runner_for_communicators_that_it_makes_later(place:
     first, second = place.runner(2), place.runner(2)
     for rank, process in enumerate(place.processes):
         process.open(OTHER, 8, rank)
-    for runner in (second, first):
-        runner._claim()
+    look(second, first)
     for runner in (first, second):
         ((_, rank), (_, other)) = served(runner)
         assert rank == other

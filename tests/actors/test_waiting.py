@@ -10,7 +10,7 @@ from made import comm_context, context
 from test_reduction import collectives
 
 from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE
-from dynamiccl_ray.actors.waiting import Waiting
+from dynamiccl_ray.actors.waiting import GRACE, Waiting
 
 
 class Clock:
@@ -28,7 +28,7 @@ def clock() -> Clock:
 def waiting(need: dict[int, list[int]], clock: Clock, **changes: Any) -> Waiting:
     comms = [comm_context(comm, keys=list(range(len(of))), need=of) for comm, of in need.items()]
     versions = changes.pop("versions", dict.fromkeys(need, 3))
-    return Waiting(context(*comms), versions, changes.pop("served", set(need)), clock)
+    return Waiting(context(*comms), versions, changes.pop("served", set(need)), clock, **changes)
 
 
 def measured(key: int, n: int, version: int = 3) -> Any:
@@ -65,12 +65,49 @@ def test_a_rare_key_holds_the_others_up_for_as_long_again_and_no_longer(clock: C
     assert it.done()
 
 
-def test_a_communicator_that_is_idle_holds_nobody_up(clock: Clock) -> None:
-    it = waiting({1: [2, 2], 2: [2]}, clock)
+@pytest.mark.parametrize("keys", [1, 40])
+def test_a_communicator_that_is_idle_holds_nobody_up(clock: Clock, keys: int) -> None:
+    it = waiting({1: [2, 2], 2: [2] * keys}, clock)
     clock.now = 11.0
     it.count(1, np.concatenate([measured(0, 2), measured(1, 2)]))
     assert not it.done()
     clock.now = 12.0
+    assert it.done()
+
+
+def test_silence_is_not_waited_for(clock: Clock) -> None:
+    it = waiting({1: [3, 2]}, clock, patience=1.0)
+    for clock.now in (10.9, 11.8):
+        it.count(1, measured(0, 1))
+        assert not it.done()
+    clock.now = 12.7
+    it.count(1, measured(7, 1))
+    assert not it.done()
+    clock.now = 12.8
+    assert it.done(), "what came last was not waited for"
+
+
+def test_when_another_runner_is_done_what_is_almost_there_is_waited_for(clock: Clock) -> None:
+    it = waiting({1: [2]}, clock)
+    clock.now = 10.1
+    it.close()
+    assert not it.done()
+    clock.now = 10.2
+    assert it.done(), "as much time again"
+    it = waiting({1: [2]}, clock)
+    clock.now = 15.0
+    it.close()
+    clock.now = 15.0 + GRACE
+    it.close()
+    assert it.done(), "and no more"
+
+
+def test_who_waits_for_nothing_is_done_when_the_others_are(clock: Clock) -> None:
+    it = waiting({1: [2]}, clock, served={2})
+    clock.now = 100.0
+    assert not it.idle, "some runner waits"
+    assert not it.done()
+    it.close()
     assert it.done()
 
 

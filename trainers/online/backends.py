@@ -55,6 +55,9 @@ class DirectCoordination:
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
 
+    def others_done(self, epoch: int) -> Callable[[], bool]:
+        return lambda: False
+
     def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
     ) -> Decision | None:
@@ -107,9 +110,7 @@ class SerialBackend:
         return self._core.status()
 
     def observed(self) -> list[Epoch]:
-        observed = self._observed.copy()
-        self._observed.clear()
-        return observed
+        return [self._observed.pop(0) for _ in range(len(self._observed))]
 
     def checkpoint(self) -> Checkpoint:
         return {
