@@ -48,6 +48,8 @@ log = logging.getLogger("dynamiccl.runner")
 HOLD_FACTOR: Final = 2.0
 FIRST_PROMISE_S: Final = 0.02
 PROMISE_SMOOTHING: Final = 0.1
+# A hold lies no further ahead, however long an answer took lately: it comes when the coordinator is there again.
+MOST_AHEAD_S: Final = 0.5
 # Longer than the way to a decision may take; a runner that is silent for so long while ranks may wait is killed.
 WATCHED_S: Final = 3.0
 # What is left behind comes into force at a later call, or at the end of a step.
@@ -221,7 +223,7 @@ class RankRunner(PolicyRunner):
             # A job that stands still is overtaken by nothing.
             margin = 0
             if self._advance is None:
-                margin = LEAST_MARGIN + int(rank.rate_hz * HOLD_FACTOR * self._promise_s)
+                margin = LEAST_MARGIN + int(rank.rate_hz * min(HOLD_FACTOR * self._promise_s, MOST_AHEAD_S))
             outcome, hold_at, digest = rank.channel.prepare(table, margin)
             prepared = outcome is Prepared.PREPARED
             answers.append(

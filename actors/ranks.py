@@ -32,11 +32,11 @@ class Rank:
     comm: int
     rank: int
     max_channels: int = 1
-    dseq: int = 0
     rate_hz: float = 0.0
     """Calls of getCollInfo per second, lately; 0 until two looks are far enough apart."""
     _timers: TimerCheck = field(default_factory=TimerCheck)
-    _looked: float = field(default_factory=time.monotonic)
+    _looked: tuple[float, int] | None = None
+    # Before the last look; calls by then.
     _unused: int = 0
     _cost_rows: int = 0
     _reports: int = 0
@@ -46,9 +46,6 @@ class Rank:
     _entries: tuple[tuple[int, int], ...] = ()
     _entries_of: int = 0
     _given_up: int = 0
-
-    def __post_init__(self) -> None:
-        self.dseq = self.channel.status.dseq
 
     @property
     def member(self) -> Member:
@@ -152,10 +149,14 @@ class Rank:
     def look(self) -> None:
         """Marks the segment as looked after, and estimates how fast calls come."""
         self.channel.beat()
-        now, dseq = time.monotonic(), self.channel.status.dseq
-        if now - self._looked >= _RATE_S:
-            self.rate_hz = (dseq - self.dseq) / (now - self._looked)
-            self.dseq, self._looked = dseq, now
+        # From before the one look to after the other: a process that is held up in between sees fewer calls a second,
+        # never more.
+        before, calls, after = time.monotonic(), self.channel.status.dseq, time.monotonic()
+        if self._looked is None:
+            self._looked = before, calls
+        elif after - self._looked[0] >= _RATE_S:
+            self.rate_hz = (calls - self._looked[1]) / (after - self._looked[0])
+            self._looked = before, calls
 
     def news(self) -> RankNews:
         """What is new beside the records."""

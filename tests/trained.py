@@ -38,18 +38,15 @@ class Trained:
     profiler, is it one that a runner serves; nothing that it does is measured."""
 
     def __init__(self, job: str, comm: int, ranks: int, rank: int | None = None) -> None:
+        before = set(segments(job))
         self._profiler, self._profiled = None, ctypes.c_void_p()
-        self._open(job, comm, ranks)
         if rank is not None:
             self._profiler = _Profiler.in_dll(ctypes.CDLL(str(plugin_path())), "ncclProfiler_v6")
             mask = ctypes.c_int(0)
             init = self._profiler.init
             assert init(ctypes.byref(self._profiled), comm, ctypes.byref(mask), b"", 1, ranks, rank, None) == 0
-
-    def _open(self, job: str, comm: int, ranks: int) -> None:
         self._tuner = _Tuner.in_dll(ctypes.CDLL(str(plugin_path())), "ncclTunerPlugin_v6")
         self._context = ctypes.c_void_p()
-        before = set(segments(job))
         assert self._tuner.init(ctypes.byref(self._context), comm, ranks, 1, None, None, None) == 0
         # Other processes make theirs at the same time.
         mine = [path for path in set(segments(job)) - before if f"-{os.getpid()}-" in path.name]

@@ -3,17 +3,62 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from elsewhere import Elsewhere
+from made import comm_context, context
 from small import small_experiment
 
-from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.actions import Action
+from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
+from dynamiccl_ray.actors.rank_runner import LEAST_MARGIN, MOST_AHEAD_S, RankRunner
+from dynamiccl_ray.control.agreement import Answer, Decision
+from dynamiccl_ray.keys import key_of
+from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
 from dynamiccl_ray.trainers.online.learning import ppo_config
 
 COMM, OTHER = 0xA1, 0xB2
+KEY = key_of(4, 1 << 20, False)
+RING = Action(pair=pair_index(Algorithm.RING, Protocol.LL)).flat
+VERSION, TERM = 5, 9
+
+
+class Said:
+    """A coordinator that has one table to put in force, and ends the round with its first epoch."""
+
+    def __init__(self, decide: Callable[[list[Answer]], Decision | None] = lambda _: None) -> None:
+        self._decide = decide
+        self.joined: list[list[Member]] = []
+        self.answers: list[list[Answer]] = []
+        self.reports: list[list[CommReport]] = []
+        self.settled: list[int] = []
+
+    def context(self, **changes: Any) -> EpochContext:
+        comm = comm_context(COMM, keys=[KEY], wanted=[RING])
+        return context(comm, version=VERSION, term=TERM, **changes)
+
+    def join(self, runner: str, members: list[Member]) -> EpochContext:
+        self.joined.append(members)
+        return self.context()
+
+    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
+        self.reports.append(comms)
+        return self.context(round_end=True)
+
+    def others_done(self, epoch: int) -> Callable[[], bool]:
+        return lambda: True
+
+    def promise(
+        self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
+    ) -> Decision | None:
+        self.answers.append(answers)
+        return self._decide(answers)
+
+    def settle(self, member: Member) -> Decision | None:
+        self.settled.append(member.rank)
+        return None
 
 
 class Place:
@@ -30,14 +75,10 @@ class Place:
             self.processes[-1].open(comm, ranks, rank)
         return self.processes[-1]
 
-    def runner(self, on_node: int = 1) -> RankRunner:
+    def runner(self, on_node: int = 1, said: Said | None = None) -> RankRunner:
         experiment = small_experiment(self._job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
-        config = ppo_config(
-            experiment,
-            coordination=lambda: None,  # type: ignore[arg-type, return-value]
-            runners=0,
-            on_node=lambda: on_node,
-        )
+        told = said or Said()
+        config = ppo_config(experiment, coordination=lambda: told, runners=0, on_node=lambda: on_node)
         runner = RankRunner(config=config)
         self._stack.callback(runner.stop)
         return runner
@@ -114,3 +155,92 @@ def test_a_process_keeps_its_runner_for_communicators_that_it_makes_later(place:
         ((_, rank), (_, other)) = served(runner)
         assert rank == other
         assert len(pids(runner)) == 1
+
+
+def test_ranks_that_are_gone_are_let_go_of(place: Place) -> None:
+    kept, killed = (place.process(rank, COMM, OTHER) for rank in range(2))
+    runner = place.runner()
+    killed.kill()
+    kept.close(OTHER)
+    look(runner)
+    assert served(runner) == [(COMM, 0)]
+    assert runner._serving.comms == [COMM]
+    kept.open(OTHER, 8, 0)
+    look(runner)
+    assert served(runner) == [(COMM, 0), (OTHER, 0)]
+
+
+# ---- what it asks and tells ----
+
+
+def commit(answers: list[Answer]) -> Decision:
+    return Decision(version=VERSION, switch_at=max(answer.hold_at or 0 for answer in answers))
+
+
+def statuses(runner: Any) -> list[Any]:
+    return [rank.channel.status for rank in runner._serving.ranks]
+
+
+def test_a_table_is_put_in_force_on_all_ranks_at_the_last_hold(place: Place) -> None:
+    for rank in range(2):
+        place.process(rank, COMM, ranks=2)
+    said = Said(commit)
+    runner = place.runner(said=said)
+    place.processes[1].call(COMM, 100)
+    runner.sample()
+    (answers,) = said.answers
+    assert sorted(answer.rank for answer in answers) == [0, 1]
+    assert max(answer.hold_at or 0 for answer in answers) == 100 + LEAST_MARGIN + 1
+    for process in place.processes:
+        process.call(COMM, 200)
+    assert all(rank.channel.fold() for rank in runner._serving.ranks)
+    assert [(s.base_version, s.base_at) for s in statuses(runner)] == [(VERSION, 100 + LEAST_MARGIN + 1)] * 2
+    assert [sorted(report.ranks) for report in said.reports[0]] == [[0, 1]]
+
+
+def test_what_nobody_could_decide_leaves_the_ranks_waiting_and_is_asked_for(place: Place) -> None:
+    for rank in range(2):
+        place.process(rank, COMM, ranks=2)
+    said = Said()
+    runner = place.runner(said=said)
+    runner.sample()
+    assert [s.open_version for s in statuses(runner)] == [VERSION, VERSION]
+    assert all(s.promised and s.decision == 0 for s in statuses(runner))
+    assert sorted(said.settled) == [0, 1]
+    assert len(said.joined) >= 3, "it shows itself again"
+    assert said.reports == [], "an epoch without a decision is none"
+    # The next version: a rank of which nobody knows cannot promise.
+    runner.sample()
+    assert [answer.hold_at for answer in said.answers[1]] == [None, None]
+
+
+def test_an_aborted_version_holds_nobody(place: Place) -> None:
+    for rank in range(2):
+        place.process(rank, COMM, ranks=2)
+    runner = place.runner(said=Said(lambda _: Decision(version=VERSION, switch_at=None)))
+    runner.sample()
+    for process in place.processes:
+        process.call(COMM, 50)
+    assert all(rank.channel.fold() for rank in runner._serving.ranks)
+    assert [s.base_version for s in statuses(runner)] == [0, 0]
+
+
+def test_a_switch_lies_no_further_ahead_than_is_of_use(place: Place) -> None:
+    place.process(0, COMM, ranks=2)
+    said = Said(commit)
+    runner = place.runner(said=said)
+    runner._promise_s = 30.0  # the coordinator was gone for a while
+    runner._serving.ranks[0].rate_hz = 10_000.0
+    runner.sample()
+    assert said.answers[0][0].hold_at == LEAST_MARGIN + 10_000 * MOST_AHEAD_S + 1
+
+
+def test_a_restarted_runner_does_not_take_calls_of_before_for_a_rate(place: Place) -> None:
+    process = place.process(0, COMM, ranks=2)
+    process.call(COMM, 50_000)
+    said = Said(commit)
+    runner = place.runner(said=said)
+    process.call(COMM, 50_000)
+    for _ in range(2):
+        runner.sample()
+        assert (said.answers[-1][0].hold_at or 0) <= 100_000 + LEAST_MARGIN + 1
