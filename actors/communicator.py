@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dynamiccl_ray.actors.messages import Collectives, Member, RankNews
 from dynamiccl_ray.actors.reduction import Matching
@@ -51,6 +51,8 @@ class Communicator:
     """Collectives and records that taught nothing, for whatever reason."""
     dropped: dict[int, int] = field(default_factory=dict)
     """By rank."""
+    gone: set[int] = field(default_factory=set)
+    """Ranks whose process has died, or has destroyed the communicator."""
     rounds_alone: int = 0
     """Rounds without a rank that is served."""
     last_dseq: int = 0
@@ -63,10 +65,11 @@ class Communicator:
         """All of its ranks are served, and were heard by this coordinator."""
         return self.members.keys() >= self.agreement.ranks and not self.agreement.silent
 
-    def position(self, keys: Iterable[int]) -> Int64:
+    def position(self, keys: ArrayLike) -> Int64:
         """Where each key is in ``keys``; -1 for those that are not."""
-        at = {key: i for i, key in enumerate(self.keys.tolist())}
-        return np.array([at.get(key, -1) for key in keys], np.int64)
+        at = np.full(N_KEYS, -1)
+        at[self.keys] = np.arange(len(self.keys))
+        return np.asarray(at[np.asarray(keys, np.int64)])
 
     def disagreement(self) -> str:
         """Why its ranks cannot share a table; empty if they can."""
@@ -154,14 +157,15 @@ class Communicator:
         table = self.tables.get(self.version)
         if table is None:
             return {}
-        return {int(key): int(table[key]) for key in np.flatnonzero(table)}
+        keys = np.flatnonzero(table)
+        return dict(zip(keys.tolist(), table[keys].tolist(), strict=True))
 
     # -- durability --
 
     def state(self) -> dict[str, Any]:
         """What a successor needs, as JSON."""
         return {
-            "example": asdict(self.example),
+            "example": {name: getattr(self.example, name) for name in _OF_MEMBER},
             "reward": self.reward.state(),
             "keys": self.keys.tolist(),
             "rows": self.rows.tolist(),
@@ -180,4 +184,5 @@ class Communicator:
             table[key] = action
 
 
+_OF_MEMBER: Final = ("comm", "rank", "ranks", "nodes", "tuner_abi", "profiler_abi", "user_env")
 _DURABLE: Final = ("number", "version", "max_channels", "off", "switches", "unused", "last_dseq")

@@ -14,11 +14,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.contexts import NONE, comm_contexts, of_comm
 from dynamiccl_ray.actors.durability import pack, unpack
-from dynamiccl_ray.actors.membership import Membership
-from dynamiccl_ray.actors.messages import CommContext, CommReport, EpochContext, Member
+from dynamiccl_ray.actors.intake import Intake, turn_off
+from dynamiccl_ray.actors.membership import Membership, Place
+from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.phases import Phases
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.reduction import Part, measured, positions
@@ -29,15 +30,16 @@ from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
 from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, new_term
-from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase
+from dynamiccl_ray.control.loop import Due, Keys, Loop
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import DAMAGED, RunError, short
 from dynamiccl_ray.keys import key_name
 
 log = logging.getLogger("dynamiccl.coordinator")
 
-# Epochs without a collective of it after which no epoch waits for a key.
-_WAITED_FOR: Final = 3
+# Alarms that are remembered, and rounds in which nothing learns after which what was measured is saved all the same.
+_ALARMS: Final = 2000
+_SAVED_ROUNDS: Final = 32
 
 
 class Coordinator:
@@ -54,6 +56,7 @@ class Coordinator:
         self.loop = Loop(plan.experiment.control)
         self.membership = Membership(self._new)
         self.phases = Phases(self.loop)
+        self.intake = Intake(plan, self.loop, self.phases)
         self._reports: dict[str, list[CommReport]] = {}
         self._entropy: list[float] = []
         self.alarms: list[Alarm] = []
@@ -62,6 +65,8 @@ class Coordinator:
         self.stopping = False
         self._keeping: bool | None = None
         self._closed_at = time.monotonic()
+        # What was saved last, and in which round.
+        self._saved = b"", 0
         saved = store.get(f"{plan.run}/state")
         if saved is not None:
             self._restore(*unpack(saved))
@@ -75,15 +80,15 @@ class Coordinator:
 
     # -- runners --
 
-    def join(self, runner: str, members: list[Member]) -> EpochContext:
-        """A runner serves these ranks from now on, and no others."""
+    def join(self, runner: str, members: list[Member], gone: frozenset[Place] = frozenset()) -> EpochContext:
+        """A runner serves these ranks from now on, and no others; it has seen that those of ``gone`` are no more."""
         self._outdo(members)
-        self.membership.join(runner, members)
+        self.membership.join(runner, members, gone)
         self.next_version = max([self.next_version, *(member.standing.newest + 1 for member in members)])
         for comm_id in {member.comm for member in members}:
             comm = self.comms[comm_id]
             if comm.complete and not comm.off:
-                self._turn_off(comm_id, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
+                turn_off(comm, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
         return self.context
 
     def _outdo(self, members: list[Member]) -> None:
@@ -117,9 +122,8 @@ class Coordinator:
             reward=JobReward(self.experiment.reward, sms=plan.sms, tier=tier, nodes=member.nodes),
         )
 
-    def _forget(self) -> None:
-        """Communicators that have been gone for a while, with their keys."""
-        gone = self.membership.forget()
+    def _forget(self, gone: list[Communicator]) -> None:
+        """Their keys, and all that was measured of them."""
         if not gone:
             return
         kept = np.ones(len(self.loop), np.bool_)
@@ -129,31 +133,6 @@ class Coordinator:
         moved = np.cumsum(kept) - 1
         for comm in self.comms.values():
             comm.rows = moved[comm.rows]
-
-    def _turn_off(self, comm_id: int, why: str) -> None:
-        if why and not self.comms[comm_id].off:
-            self.comms[comm_id].off = why
-            log.warning("communicator %016x: tuning is off: %s", comm_id, why)
-
-    # -- keys --
-
-    def _add_keys(self, comm: Communicator, keys: list[int]) -> None:
-        """Keys that are new to a communicator."""
-        comm.rows = np.append(comm.rows, len(self.loop) + np.arange(len(keys)))
-        comm.keys = np.append(comm.keys, np.array(keys, np.int64))
-        self.phases.grow(len(keys))
-        self.loop.grow(self.plan.keys(comm, keys))
-
-    def _offer(self, comm: Communicator, report: CommReport) -> None:
-        """NCCL's own cost tables, as one rank saw them: what it marks -1 is not available."""
-        if new := [key for key in report.costs if key not in comm.keys]:
-            self._add_keys(comm, new)
-            for row, key in zip(comm.rows[comm.position(new)], new, strict=True):
-                self.loop.offer(int(row), report.costs[key].reshape(-1))
-        for key, action in report.refused.items():
-            (at,) = comm.position([key])
-            if at >= 0:
-                self.loop.forbid(int(comm.rows[at]), action)
 
     # -- one epoch --
 
@@ -170,79 +149,52 @@ class Coordinator:
         return None if self.missing_reports() else self.close_epoch()
 
     def handed_in(self, epoch: int) -> bool:
-        """Some runner has reported this epoch."""
+        """Whether some runner has reported this epoch."""
         return bool(self._reports) or self.phases.epoch > epoch
 
     def close_epoch(self, *, cut: bool = False) -> EpochContext:
         """Reduces what was reported, moves the run on, and makes the next context. ``cut`` ends the round as well, so
         that whoever drives the runners can bring back the ones that are missing."""
-        reports: dict[int, list[CommReport]] = {comm: [] for comm in self.comms}
+        reports: dict[int, list[CommReport]] = {}
         for report in (r for of_runner in self._reports.values() for r in of_runner):
-            if report.comm in reports:
-                reports[report.comm].append(report)
+            if report.comm in self.comms:
+                reports.setdefault(report.comm, []).append(report)
         asked = {c.comm: c.due for c in self.context.comms}
-        parts = [self._take(comm, of, asked.get(comm)) for comm, of in reports.items()]
+        parts = [self.intake.take(self.comms[comm], of, asked.get(comm)) for comm, of in reports.items()]
         phases = [self.loop.phase[part.rows] for part in parts]
-        row = np.concatenate([_NONE, *(part.rows for part in parts)])
+        row = np.concatenate([NONE, *(part.rows for part in parts)])
         self._notice(self.loop.observe(measured(parts)), parts)
         due = self.loop.due()
         rewards = self._judge(due, parts, phases)
         self.phases.end_epoch(row, self._entropy)
         self._reports, self._entropy = {}, []
         round_end = self.context.watching or self.phases.epochs_in_round >= self.experiment.epochs.per_round
+        known = len(self.loop)
+        self._forget(self.membership.bury())
         if round_end or cut:
             self._end_round()
+        if len(self.loop) != known:
+            due = self.loop.due()  # keys have other rows
         self.context = self._context(due, rewards, round_end=round_end or cut)
         return self.context
-
-    def _take(self, comm_id: int, reports: list[CommReport], asked: Due | None) -> Part:
-        """What all ranks of a communicator have measured; and everything else that its runners say."""
-        comm = self.comms[comm_id]
-        for report in reports:
-            if comm.agreement.leader in report.ranks and asked is not None and len(report.decided) == len(asked.row):
-                self.loop.decide(comm.rows[asked.row], report.decided)
-            self._offer(comm, report)
-            if comm.agreement.leader in report.ranks and report.staged is not None:
-                comm.propose(DecisionTable.from_bytes(report.staged))
-            comm.max_channels = max(comm.max_channels, report.max_channels)
-            self.loop.most_channels[comm.rows] = comm.max_channels
-            comm.unused += report.unmatched + sum(news.unused for news in report.ranks.values())
-            comm.dropped |= {rank: news.dropped for rank, news in report.ranks.items()}
-        ranks = {rank: news for report in reports for rank, news in report.ranks.items()}
-        self._turn_off(comm_id, comm.compare(ranks))
-        comm.follow(ranks)
-        comm.reward.hear(ranks, baseline=self._at_baseline(comm))
-        collectives = comm.take([r.collectives for r in reports])
-        if new := sorted(set(np.unique(collectives["key"]).tolist()) - set(comm.keys.tolist())):
-            self._add_keys(comm, new)
-        return Part(
-            comm=comm_id,
-            collectives=collectives,
-            rows=comm.rows[comm.position(collectives["key"])],
-            actions=comm.asked(collectives),
-        )
 
     def _notice(self, alarms: list[control.Drift], parts: list[Part]) -> None:
         first = np.cumsum([0, *(len(part.rows) for part in parts)])
         for alarm in alarms:
-            comm_id = next(c for c, comm in self.comms.items() if alarm.row in comm.rows)
-            comm = self.comms[comm_id]
+            group = self.loop.keys.group[alarm.row]
+            comm_id, comm = next((c, comm) for c, comm in self.comms.items() if comm.number == group)
             key = int(comm.keys[comm.rows == alarm.row][0])
             # A sample of an epoch before this one belongs to a decision that began then.
             dseq = comm.last_dseq
             if alarm.sample >= 0:
                 of = int(np.searchsorted(first, alarm.sample, "right")) - 1
                 dseq = int(parts[of].collectives["dseq"][alarm.sample - first[of]])
-            self.alarms.append(Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.phases.epoch, anew=alarm.anew))
+            alarm_of = Alarm(comm=comm_id, key=key, dseq=dseq, epoch=self.phases.epoch, anew=alarm.anew)
+            self.alarms = [*self.alarms, alarm_of][-_ALARMS:]
             then = "learning anew" if alarm.anew else "its choice was checked, and stands"
             log.info("the times of %s have changed by call %d: %s", key_name(key), dseq, then)
-            if alarm.anew and self._at_baseline(comm):
+            if alarm.anew and self.intake.at_baseline(comm):
                 comm.reward.shift()
-
-    def _at_baseline(self, comm: Communicator) -> bool:
-        """What runs on a communicator is NCCL's own choice."""
-        running = comm.rows[self.phases.runs(comm.rows)]
-        return bool((self.loop.phase[running] == Phase.BASELINE).all())
 
     def _judge(self, due: Due, parts: list[Part], phases: list[Int64]) -> dict[int, Float]:
         """By communicator, (R,) the reward of those of its keys that are due."""
@@ -251,7 +203,7 @@ class Coordinator:
         took_s = self._closed_at - before
         for part, phase in zip(parts, phases, strict=True):
             comm = self.comms[part.comm]
-            mine = np.flatnonzero(np.isin(due.row, comm.rows))
+            mine = of_comm(self.loop, due, comm)
             keys = comm.keys[positions(comm.rows, due.row[mine])]
             terms = comm.reward.terms(due.outcome.part(mine), keys, part.collectives, max_channels=comm.max_channels)
             rewards[part.comm] = total(terms)
@@ -271,12 +223,14 @@ class Coordinator:
         return rewards
 
     def _end_round(self) -> None:
-        self.phases.end_round({f"{c:x}": comm.version for c, comm in self.comms.items()})
-        self._forget()
+        served = [comm.version for comm in self.comms.values() if comm.members]
+        self.phases.end_round(max(served, default=0))
+        self._forget(self.membership.forget())
         limit = self.experiment.stop.rounds
         if limit is not None and self.phases.round >= limit:
             self.stopping = True
-        self._store.put(f"{self.plan.run}/state", pack(*self._state()))
+        if self._decided_of() != self._saved[0] or self.phases.round >= self._saved[1] + _SAVED_ROUNDS:
+            self.save()
 
     # -- agreement --
 
@@ -287,7 +241,9 @@ class Coordinator:
         yet to join: of its ranks nothing is known."""
         if not self.knows(runner) or term != self.term:
             return None
-        comm = self.comms[comm_id]
+        comm = self.comms.get(comm_id)
+        if comm is None:
+            return None
         decision: Decision | None = None
         for answer in answers:
             if answer.rank == comm.agreement.leader and table is not None:
@@ -310,11 +266,15 @@ class Coordinator:
 
     def open_version(self, comm_id: int) -> int | None:
         """The version whose answers are being gathered."""
-        return self.comms[comm_id].agreement.open_version
+        comm = self.comms.get(comm_id)
+        return None if comm is None else comm.agreement.open_version
 
-    def abort(self, comm_id: int, version: int) -> Decision:
-        """Time is up for a version that this coordinator has opened; returns what holds."""
-        comm = self.comms[comm_id]
+    def abort(self, comm_id: int, version: int) -> Decision | None:
+        """Time is up for a version that this coordinator has opened; returns what holds, None of a communicator that is
+        no more."""
+        comm = self.comms.get(comm_id)
+        if comm is None:
+            return None
         decision = comm.agreement.abort(version)
         self._decided(comm, decision)
         return decision
@@ -340,46 +300,20 @@ class Coordinator:
 
     def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}
-        deciding = self.experiment.mode != "observe"
-        loop, wanted = self.loop, self.loop.wanted
-        if self._keeping is not None:
-            due = due.part(_NONE)
-            wanted = np.where((loop.phase == Phase.EXPLOIT) & self._keeping, wanted, OWN_ACTION)
-        waited_for = (loop.idle <= _WAITED_FOR) & (loop.measured > 0) & (loop.phase != Phase.EXPLOIT)
-        need = np.where(waited_for, loop.need, 0)
-        contexts = []
-        for comm_id, comm in live.items():
-            mine = np.flatnonzero(np.isin(due.row, comm.rows)) if deciding and not comm.off else _NONE
-            part = due.part(mine)
-            at = positions(comm.rows, part.row)
-            needed = need[comm.rows]
-            needed[at] = np.where(waited_for[part.row], part.takes, 0)
+        asked = due if self.experiment.mode != "observe" else due.part(NONE)
+        contexts = comm_contexts(self.loop, asked, live, rewards, keeping=self._keeping)
+        for comm in live.values():
             comm.agreement.open(self.next_version)
-            contexts.append(
-                CommContext(
-                    comm=comm_id,
-                    keys=comm.keys.copy(),
-                    wanted=wanted[comm.rows],
-                    need=needed,
-                    in_force=comm.in_force,
-                    version_in_force=comm.version,
-                    due=dataclasses.replace(part, row=at),
-                    reward=rewards[comm_id] if len(mine) else np.zeros(0),
-                    max_channels=comm.max_channels,
-                    in_band=comm.in_band,
-                    off=bool(comm.off),
-                )
-            )
         version = self.next_version
         self.next_version += 1
         return EpochContext(
             epoch=self.phases.epoch,
             version=version,
             greedy=self.experiment.mode == "shadow",
-            watching=bool((loop.measured > 0).any()) and not any(c.need.any() for c in contexts),
+            watching=bool((self.loop.measured > 0).any()) and not any(c.need.any() for c in contexts),
             apply=self.experiment.mode == "active",
             round_end=round_end,
-            comms=tuple(contexts),
+            comms=contexts,
             adopt={c: comm.adopt for c, comm in live.items() if comm.adopt is not None},
             stop=self.stopping,
             term=self.term,
@@ -415,6 +349,17 @@ class Coordinator:
 
     # -- durability --
 
+    def save(self) -> None:
+        """For a successor, and for checkpoints."""
+        self._saved = self._decided_of(), self.phases.round
+        self._store.put(f"{self.plan.run}/state", pack(*self._state()))
+
+    def _decided_of(self) -> bytes:
+        """What a successor may not forget; measurements alone can be made again."""
+        offs = {comm_id: comm.off for comm_id, comm in self.comms.items()}
+        said = repr((offs, len(self.alarms), self.membership.switches)).encode()
+        return said + self.loop.phase.tobytes() + self.loop.wanted.tobytes()
+
     def _state(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Everything that a successor needs, settings left out: it has its own."""
         said = {
@@ -431,7 +376,7 @@ class Coordinator:
             self.next_version = int(said["next_version"])
             self.alarms = [Alarm(**alarm) for alarm in said["alarms"]]
             keyed = [comm for comm in self.comms.values() if len(comm.keys)]
-            order = np.argsort(np.concatenate([_NONE, *(comm.rows for comm in keyed)]))
+            order = np.argsort(np.concatenate([NONE, *(comm.rows for comm in keyed)]))
             self.loop.grow(Keys.join([self.plan.keys(comm, comm.keys.tolist()) for comm in keyed]).part(order))
             self.loop.keys.cost[:] = arrays["cost"]
             self.loop.restore(arrays)
@@ -441,6 +386,3 @@ class Coordinator:
             raise RunError(
                 f"the state of run {self.plan.run} is damaged: {short(repr(e))}; start without --resume"
             ) from None
-
-
-_NONE: Final = np.zeros(0, np.int64)

@@ -44,8 +44,8 @@ class CoordinatorActor:
     def _observe(self, epoch: Epoch) -> None:
         self._observed.append(epoch)
 
-    async def join(self, runner: str, members: list[Member]) -> EpochContext:
-        return self._core.join(runner, members)
+    async def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
+        return self._core.join(runner, members, gone)
 
     async def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         context = self._core.report(runner, epoch, comms, entropy)
@@ -97,6 +97,10 @@ class CoordinatorActor:
     async def release(self, keep: bool) -> None:
         """The next context gives the ranks back to NCCL; see ``Coordinator.release``."""
         self._core.release(keep=keep)
+
+    async def save(self) -> None:
+        """What the store holds is what is known now."""
+        self._core.save()
 
     async def status(self) -> Status:
         return self._core.status()

@@ -10,14 +10,14 @@ import numpy as np
 
 from dynamiccl_ray.errors import DAMAGED, RunError, short
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 
 def pack(said: dict[str, Any], arrays: dict[str, Any]) -> bytes:
     """JSON and arrays of numbers."""
     file = io.BytesIO()
     text = json.dumps({"format": FORMAT, **said}).encode()
-    np.savez(file, said=np.frombuffer(text, np.uint8), **arrays)
+    np.savez_compressed(file, said=np.frombuffer(text, np.uint8), **arrays)
     return file.getvalue()
 
 

@@ -8,6 +8,8 @@ from typing import Any, Final
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.messages import Member
 
+Place = tuple[int, int]
+"""A communicator, and a rank of it."""
 # Rounds for which a communicator without ranks is remembered: its runner may only have died.
 _REMEMBERED: Final = 100
 
@@ -21,15 +23,15 @@ class Membership:
     def __init__(self, new: Callable[[int, Member], Communicator]) -> None:
         self._new: Final = new
         self.comms: Final[dict[int, Communicator]] = {}
-        self._runners: Final[dict[str, set[tuple[int, int]]]] = {}
+        self._runners: Final[dict[str, set[Place]]] = {}
         self._numbered = 0
         # Of communicators that are gone.
         self._unused = self._dropped = self._switches = 0
 
     # -- runners --
 
-    def join(self, runner: str, members: list[Member]) -> None:
-        """A runner serves these ranks from now on, and no others."""
+    def join(self, runner: str, members: list[Member], gone: frozenset[Place] = frozenset()) -> None:
+        """A runner serves these ranks from now on, and no others; those of ``gone`` are no more."""
         served = {(m.comm, m.rank) for m in members}
         for comm_id, rank in self._runners.get(runner, set()) - served:
             self.comms[comm_id].members.pop(rank, None)
@@ -39,6 +41,9 @@ class Membership:
         for member in members:
             comm = self.hear(member)
             comm.members[member.rank] = member
+        for comm_id, rank in gone - served:
+            if comm_id in self.comms:
+                self.comms[comm_id].gone.add(rank)
 
     def leave(self, runner: str) -> None:
         """A runner is gone; its ranks wait for another one."""
@@ -69,15 +74,24 @@ class Membership:
         self._numbered += 1
         return comm
 
+    def bury(self) -> list[Communicator]:
+        """Takes out communicators of which every rank is no more."""
+        return self._take_out(c for c, comm in self.comms.items() if comm.gone >= comm.agreement.ranks)
+
     def forget(self) -> list[Communicator]:
-        """A round is over: takes out communicators that have been gone for a while."""
+        """A round is over: takes out communicators that nobody has served for a while."""
         for comm in self.comms.values():
             comm.rounds_alone = 0 if comm.members else comm.rounds_alone + 1
-        gone = [self.comms.pop(c) for c, comm in list(self.comms.items()) if comm.rounds_alone > _REMEMBERED]
+        return self._take_out(c for c, comm in self.comms.items() if comm.rounds_alone > _REMEMBERED)
+
+    def _take_out(self, ids: Iterable[int]) -> list[Communicator]:
+        gone = [self.comms.pop(comm_id) for comm_id in list(ids)]
         for comm in gone:
             self._unused += comm.unused
             self._dropped += sum(comm.dropped.values())
             self._switches += comm.switches
+            for ranks in self._runners.values():
+                ranks -= {(comm.example.comm, rank) for rank in comm.agreement.ranks}
         return gone
 
     # -- counts, of communicators that are gone, too --

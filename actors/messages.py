@@ -150,8 +150,9 @@ class EpochContext:
 class Coordination(Protocol):
     """The coordinator as a runner sees it; every call may wait for other runners."""
 
-    def join(self, runner: str, members: list[Member]) -> EpochContext:
-        """Announces the ranks that a runner serves, or serves now; answers the current context."""
+    def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
+        """Announces the ranks that a runner serves, or serves now; answers the current context. ``gone`` are
+        communicators and ranks that it has seen to be no more."""
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         """Hands in an epoch; answers the next context once all runners have, or time is up."""

@@ -57,8 +57,8 @@ class Phases:
         if phase is not self.phase:
             self.phase, self._since = phase, self.round
 
-    def end_round(self, versions: dict[str, int]) -> None:
-        """``versions``: in force, by communicator."""
+    def end_round(self, version: int) -> None:
+        """``version``: the newest in force."""
         self.history.append(
             Round(
                 round=self.round,
@@ -66,7 +66,7 @@ class Phases:
                 phase=self.phase.name.lower(),
                 entropy=float(np.mean(self._entropy)) if self._entropy else None,
                 collectives=self.collectives,
-                versions=versions,
+                version=version,
                 keys=self.keys(),
             )
         )

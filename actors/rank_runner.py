@@ -17,7 +17,7 @@ from typing import Any, Final, NotRequired, TypedDict
 import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from dynamiccl_ray.actions import OWN_ACTION, action_of
+from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.messages import (
     COLLECTIVE_DTYPE,
     Collectives,
@@ -112,7 +112,7 @@ class RankRunner(PolicyRunner):
 
     def sample(self, **_: Any) -> list[SingleAgentEpisode]:
         """One round: decision epochs until the coordinator ends it."""
-        self._serving.renew()
+        self._renew()
         if not self._serving.ranks:
             time.sleep(IDLE_S)
         context = self._join()
@@ -137,7 +137,7 @@ class RankRunner(PolicyRunner):
             if context.round_end or context.term != self._term:
                 break
             if self._serving.changed:
-                self._serving.renew()
+                self._renew()
                 context = self._join()
         return self._streams.episodes()
 
@@ -161,7 +161,7 @@ class RankRunner(PolicyRunner):
     def release(self) -> None:
         """Leaves behind what the coordinator wants at the end of a run."""
         self._serving.look()
-        self._serving.renew()
+        self._renew()
         context = self._join()
         for comm in context.comms if context.release else ():
             self._switch(comm, context, _NOTHING)
@@ -170,11 +170,20 @@ class RankRunner(PolicyRunner):
             time.sleep(POLL_S)
         self._join()
 
+    def _renew(self) -> None:
+        """Serves what has come and lets go of what is gone, after the last report of it."""
+        self._serving.renew()
+        for of_comms in (self._matching, self._collected, self._version, self._staged):
+            for comm in of_comms.keys() - set(self._serving.comms):
+                del of_comms[comm]
+
     def _join(self) -> EpochContext:
         """Shows the coordinator how the ranks stand, under the term that it has by then."""
         while True:
             term, members = self._term, [rank.shown_to(self._term) for rank in self._serving.ranks]
-            context = self._coordination.join(self._name, members)
+            gone = frozenset(self._serving.dead)
+            context = self._coordination.join(self._name, members, gone)
+            self._serving.dead.difference_update(gone)
             self._term = context.term
             if term == context.term:
                 return context
@@ -188,7 +197,8 @@ class RankRunner(PolicyRunner):
         actions[comm.due.row] = decided
         if comm.off:
             actions[:] = OWN_ACTION
-        wanted = {int(k): int(a) for k, a in zip(comm.keys, actions, strict=True) if a != OWN_ACTION}
+        told = np.flatnonzero(actions != OWN_ACTION)
+        wanted = dict(zip(comm.keys[told].tolist(), actions[told].tolist(), strict=True))
         mine = self._serving.of(comm.comm)
         settled = [self._settle(rank) for rank in mine]
         self._version[comm.comm] = comm.version_in_force
@@ -198,8 +208,9 @@ class RankRunner(PolicyRunner):
         elif wanted == comm.in_force and not staged:
             return True
         else:
-            of_keys = {key: action_of(action) for key, action in wanted.items()}
-            table = DecisionTable.of(context.version, of_keys, max_channels=comm.max_channels, apply=context.apply)
+            table = DecisionTable.of_flat(
+                context.version, comm.keys[told], actions[told], max_channels=comm.max_channels, apply=context.apply
+            )
         if comm.in_band:
             self._stage(comm.comm, table, mine)
             return True

@@ -62,8 +62,8 @@ class RemoteCoordination:
         self._run = run
         self._actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
 
-    def join(self, runner: str, members: list[Member]) -> EpochContext:
-        return self._wait(self._actor.join.remote(runner, members))
+    def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
+        return self._wait(self._actor.join.remote(runner, members, gone))
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))

@@ -27,7 +27,11 @@ class Serving:
         self._ranks: Final[dict[str, Rank]] = {}
         self._coming: Final[dict[str, Rank]] = {}
         self._gone: set[str] = set()
+        self.dead: Final[set[tuple[int, int]]] = set()
+        """Communicators and ranks that are no more; for who tells of them to take out."""
         self._by_comm: dict[int, list[Rank]] = {}
+        # What the dead have left behind.
+        self._left: Final[set[str]] = set()
         self._told: Final[set[str]] = set()
 
     @property
@@ -69,6 +73,9 @@ class Serving:
                 continue
             identity = channel.identity
             if identity.rank is None or identity.ranks < 2 or not channel.alive:
+                if identity.rank is not None and path.name not in self._left:
+                    self._left.add(path.name)
+                    self.dead.add((identity.comm_id, identity.rank))
                 channel.close()
                 continue
             rank = Rank(channel, identity.comm_id, identity.rank)
@@ -84,7 +91,9 @@ class Serving:
     def renew(self) -> None:
         """Serves what was claimed, and what was gone no more."""
         for name in self._gone:
-            self._ranks.pop(name).channel.close()
+            rank = self._ranks.pop(name)
+            self.dead.add((rank.comm, rank.rank))
+            rank.channel.close()
         self._gone = set()
         self._ranks.update(self._coming)
         self._coming.clear()

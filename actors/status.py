@@ -71,8 +71,8 @@ class Round:
     entropy: float | None
     """Mean over what was drawn, nats; None where nothing was."""
     collectives: int
-    versions: dict[str, int]
-    """In force, by communicator."""
+    version: int
+    """The newest that is in force on a communicator; 0 for NCCL's own choice everywhere."""
     keys: dict[str, int]
     """By phase."""
 

@@ -233,7 +233,7 @@ class Evidence:
             values = getattr(self, name)
             if shape:
                 at = np.flatnonzero(values)
-                state[f"{name}.at"], values = at.astype(np.int64), values.ravel()[at]
+                state[f"{name}.at"], values = at.astype(np.uint32), values.ravel()[at]
             state[name] = values
         return state
 

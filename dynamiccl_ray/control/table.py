@@ -7,8 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.typing import ArrayLike
 
-from dynamiccl_ray.actions import OWN_ACTION, Action
+from dynamiccl_ray.actions import OWN_ACTION, Action, action_parts, flat_action
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.mixing import mix
 from dynamiccl_ray.keys import N_KEYS
@@ -18,6 +19,7 @@ MAGIC: Final = 0x31425443
 ABI: Final = 4
 OWN: Final = 255
 
+_CHUNK_LOG2: Final = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])
 ENTRY_DTYPE: Final = np.dtype(
     [
         ("set", "u1"),
@@ -61,22 +63,24 @@ class DecisionTable:
         apply: bool = True,
     ) -> DecisionTable:
         """A table that says ``actions`` and leaves every other key to NCCL."""
+        keys = np.fromiter(actions, np.int64, len(actions))
+        flat = np.fromiter((action.flat for action in actions.values()), np.int64, len(actions))
+        table = cls.of_flat(version, keys, flat, max_channels=max_channels, apply=apply)
+        table.entries["path"][keys] = [int(action.path) for action in actions.values()]
+        return table
+
+    @classmethod
+    def of_flat(cls, version: int, keys: Int64, flat: Int64, *, max_channels: int, apply: bool = True) -> DecisionTable:
+        """A table that says so of these keys (N,), flat actions (N,), and leaves every other key to NCCL."""
+        pair, channels, chunk = action_parts(flat)
+        own = pair == OWN_PAIR
+        algo, proto = np.divmod(pair - 1, N_PROTOCOLS)
         entries = np.zeros(N_KEYS, ENTRY_DTYPE)
-        for key, action in actions.items():
-            algo, proto = OWN, OWN
-            if action.pair != OWN_PAIR:
-                algo, proto = divmod(action.pair - 1, N_PROTOCOLS)
-            chunk = CHUNK_VALUES[action.chunk]
-            entries[key] = (
-                1,
-                int(action.path),
-                algo,
-                proto,
-                CHANNEL_VALUES[action.channels],
-                0,
-                max(0, chunk.bit_length() - 1),
-                0,
-            )
+        entries["set"][keys] = 1
+        entries["algo"][keys] = np.where(own, OWN, algo)
+        entries["proto"][keys] = np.where(own, OWN, proto)
+        entries["channels"][keys] = np.array(CHANNEL_VALUES)[channels]
+        entries["chunk_log2"][keys] = _CHUNK_LOG2[chunk]
         return cls(version, entries, max_channels, apply)
 
     @classmethod
@@ -114,9 +118,13 @@ class DecisionTable:
 
     def flat(self) -> Int64:
         """(N_KEYS,) flat actions; NCCL's own for keys without an entry."""
+        keys = np.flatnonzero(self.entries["set"])
+        entries = self.entries[keys]
+        pair = 1 + N_PROTOCOLS * entries["algo"].astype(np.int64) + entries["proto"]
+        channels = _places(CHANNEL_VALUES, entries["channels"])
+        chunk = _places(_CHUNK_LOG2, entries["chunk_log2"])
         flat = np.full(N_KEYS, OWN_ACTION, np.int64)
-        for key, action in self.actions().items():
-            flat[key] = action.flat
+        flat[keys] = flat_action(np.where(entries["algo"] == OWN, OWN_PAIR, pair), channels, chunk)
         return flat
 
     @property
@@ -138,3 +146,12 @@ class DecisionTable:
         header = np.zeros(1, _HEADER)
         header[0] = (MAGIC, ABI, self.version, self.digest, self.max_channels, int(self.apply))
         return header.tobytes() + self.entries.tobytes()
+
+
+def _places(values: ArrayLike, of: Int64) -> Int64:
+    """Where each of ``of`` is in ``values``, which ascend. Raises ValueError for one that is none of them."""
+    known = np.asarray(values)
+    places = np.minimum(np.searchsorted(known, of), len(known) - 1)
+    if (known[places] != of).any():
+        raise ValueError(f"a table says {of[known[places] != of].tolist()}; it can say {known.tolist()}")
+    return np.asarray(places)

@@ -342,7 +342,7 @@ def test_a_communicator_that_is_gone_for_good_is_forgotten_and_others_keep_what_
     other = [_member(rank, comm=99) for rank in range(2)]
     for rank, runner in enumerate("ab"):
         run.core.join(runner, [other[rank], _member(rank)])
-    run.core._add_keys(run.core.comms[99], [OTHER])
+    run.core.intake.add_keys(run.core.comms[99], [OTHER])
     run.until(Phase.EXPLOIT)
     assert len(run.core.loop) == 2
     run.join()
@@ -352,6 +352,63 @@ def test_a_communicator_that_is_gone_for_good_is_forgotten_and_others_keep_what_
     assert len(run.core.loop) == 1
     assert run.its.in_force == {KEY: RING.flat}
     assert run.core.loop.evidence.baseline == pytest.approx([np.log(100)], abs=0.02)
+
+
+def _dies(run: Run, comm: int, ranks: tuple[int, ...] = (0, 1)) -> None:
+    """Their runners have seen it, and serve what is left."""
+    for rank, runner in enumerate("ab"):
+        gone = frozenset({(comm, rank)} & {(comm, r) for r in ranks})
+        run.core.join(runner, [_member(rank)], gone)
+
+
+def test_a_communicator_is_forgotten_once_all_of_its_ranks_are_gone_and_not_before() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    for rank, runner in enumerate("ab"):
+        run.core.join(runner, [_member(rank, comm=99), _member(rank)])
+    run.core.intake.add_keys(run.core.comms[99], [OTHER])
+    run.core.comms[99].dropped[0] = 7
+    run.until(Phase.EXPLOIT)
+    _dies(run, 99, ranks=(1,))
+    run.epoch()
+    assert set(run.core.comms) == {COMM, 99}, "one rank may be served again"
+    _dies(run, 99, ranks=(0,))
+    run.epoch()
+    assert set(run.core.comms) == {COMM}
+    assert len(run.core.loop) == 1
+    assert run.core.status().dropped == 7, "what it had is counted"
+    for _ in range(3):
+        run.epoch()
+    assert run.its.in_force == {KEY: RING.flat}
+    assert run.core.status().alarms == ()
+
+
+def test_keys_that_are_due_when_a_communicator_is_forgotten_stay_who_they_are() -> None:
+    """Rows of the control loop move together."""
+    run = Run()
+    other = [_member(rank, comm=99) for rank in range(2)]
+    for rank, runner in enumerate("ab"):
+        run.core.join(runner, [other[rank], _member(rank)])
+    run.core.intake.add_keys(run.core.comms[99], [OTHER, KEY])
+    run.core.close_epoch()
+    _dies(run, 99)
+    run.epoch()
+    assert run.its.due.draw.tolist() == [True], "its baseline is measured"
+    assert run.its.keys[run.its.due.row].tolist() == [KEY]
+    assert set(run.core.comms) == {COMM}
+
+
+def test_what_is_asked_of_a_communicator_that_is_no_more_is_answered() -> None:
+    run = Run().join()
+    version = run.context.version
+    for rank, runner in enumerate("ab"):
+        run.core.join(runner, [], frozenset({(COMM, rank)}))
+    run.core.close_epoch()
+    assert run.core.comms == {}
+    answer = Answer(rank=0, digest=1, hold_at=5)
+    assert run.core.promise("a", COMM, version, [answer], None, run.core.term) is None
+    assert run.core.open_version(COMM) is None
+    assert run.core.abort(COMM, version) is None
 
 
 def test_a_runner_that_was_given_up_on_joins_again() -> None:
@@ -381,6 +438,56 @@ def test_a_successor_goes_on_where_its_predecessor_was() -> None:
         successor.epoch()
     assert successor.core.status().alarms == ()
     assert successor.its.in_force == {KEY: RING.flat}
+
+
+def test_nothing_is_saved_again_while_nothing_is_decided() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    run.until(Phase.EXPLOIT)
+    run.epoch()
+    saved = []
+    put = run.store.put
+
+    def counting(key: str, value: bytes) -> None:
+        saved.append(run.core.phases.round)
+        put(key, value)
+
+    run.store.put = counting  # type: ignore[method-assign]
+    first = run.core.phases.round
+    for _ in range(40):
+        run.epoch()
+    assert run.core.phases.round == first + 40
+    assert 1 <= len(saved) <= 2, "now and then, for what was measured"
+    saved.clear()
+    run.us = {KEY: dict.fromkeys(range(100_000), 150.0) | {RING.flat: 120.0}}
+    while not run.core.status().alarms:
+        run.epoch(n=8)
+    assert saved[-1] == run.core.phases.round, "drift"
+    assert Run(run.store).core.status().alarms == run.core.status().alarms
+
+
+def test_a_successor_of_communicators_without_ranks_or_keys() -> None:
+    run = Run().join()
+    run.us[KEY][RING.flat] = 80.0
+    for rank, runner in enumerate("ab"):
+        run.core.join(runner, [_member(rank, comm=comm) for comm in (1, 2, COMM)])
+    run.until(Phase.EXPLOIT)
+    for runner in "ab":
+        run.core.leave(runner)
+    run.core.save()
+    successor = Run(run.store)
+    assert [len(successor.core.comms[comm].keys) for comm in (1, 2, COMM)] == [0, 0, 1]
+    assert successor.core.comms[COMM].in_force == {KEY: RING.flat}
+    successor.us, successor.dseq = run.us, run.dseq
+    version = run.core.comms[COMM].version
+    successor.join(standing=Standing(base=version), in_force=version, table=((KEY, RING.flat),))
+    for _ in range(3):
+        successor.epoch()
+    assert successor.its.in_force == {KEY: RING.flat}
+    assert Run(MemoryStore()).core.comms == {}
+    empty = Run()
+    empty.core.save()
+    assert Run(empty.store).core.comms == {}
 
 
 def test_a_successor_hears_from_the_ranks_what_was_decided_after_the_last_save() -> None:

@@ -34,13 +34,15 @@ class Said:
         self.answers: list[list[Answer]] = []
         self.reports: list[list[CommReport]] = []
         self.settled: list[int] = []
+        self.gone: frozenset[tuple[int, int]] = frozenset()
 
     def context(self, **changes: Any) -> EpochContext:
         comm = comm_context(COMM, keys=[KEY], wanted=[RING])
         return context(comm, version=VERSION, term=TERM, **changes)
 
-    def join(self, runner: str, members: list[Member]) -> EpochContext:
+    def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
         self.joined.append(members)
+        self.gone |= gone
         return self.context()
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
@@ -159,12 +161,15 @@ def test_a_process_keeps_its_runner_for_communicators_that_it_makes_later(place:
 
 def test_ranks_that_are_gone_are_let_go_of(place: Place) -> None:
     kept, killed = (place.process(rank, COMM, OTHER) for rank in range(2))
-    runner = place.runner()
+    said = Said()
+    runner = place.runner(said=said)
     killed.kill()
     kept.close(OTHER)
     look(runner)
     assert served(runner) == [(COMM, 0)]
     assert runner._serving.comms == [COMM]
+    runner._join()
+    assert said.gone == {(OTHER, 0), (OTHER, 1), (COMM, 1)}
     kept.open(OTHER, 8, 0)
     look(runner)
     assert served(runner) == [(COMM, 0), (OTHER, 0)]

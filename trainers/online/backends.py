@@ -49,8 +49,8 @@ class DirectCoordination:
     def __init__(self, core: Coordinator) -> None:
         self._core = core
 
-    def join(self, runner: str, members: list[Member]) -> EpochContext:
-        return self._core.join(runner, members)
+    def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
+        return self._core.join(runner, members, gone)
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
         return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
@@ -113,6 +113,7 @@ class SerialBackend:
         return [self._observed.pop(0) for _ in range(len(self._observed))]
 
     def checkpoint(self) -> Checkpoint:
+        self._core.save()
         return {
             "learner": self._learner.get_state(),
             "coordinator": self._store.get(f"{self._plan.run}/state"),
@@ -213,6 +214,7 @@ class RayBackend:
         return observed
 
     def checkpoint(self) -> Checkpoint:
+        self._ray.get(self._coordinator.save.remote())
         return {
             "learner": self._algorithm.learner_group.get_state()[COMPONENT_LEARNER],
             "coordinator": self._store.get(f"{self._plan.run}/state"),

@@ -66,7 +66,7 @@ def _summary(**changes: Any) -> dict[str, Any]:
         "collectives": 6000, "switches": 41, "digest_mismatches": 0, "agreement_violations": 0,
         "dropped_records": 12345, "unused_records": 67890, "alarms": [], "checks": [], "off": {}, "events": [],
         "history": [{"round": i, "epoch": 10 * (i + 1), "phase": PHASES[i][0], "entropy": 2.0 / (i + 1),
-                     "collectives": 1000 * (i + 1), "versions": {}} for i in range(6)],
+                     "collectives": 1000 * (i + 1), "version": 0} for i in range(6)],
         "detection_delay": None, "detection_delay_key_samples": None, "after": [], "seconds": 3.0,
         "stands_for": "8 processes stand for ranks 0-3 of nodes 0-1 among 64 ranks on 8 nodes",
         **_result(_rows(1.0)), **changes,

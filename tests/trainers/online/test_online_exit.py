@@ -98,7 +98,7 @@ def test_a_run_beside_ranks_that_hold_a_table_of_another_goes_on_from_it(
     said: list[str] = []
     summary = run_online(_attached(job, rounds=4), tmp_path / "run", serial=True, say=said.append)
     assert summary["collectives"] > 50, "beside ranks that hold a table nothing was measured"
-    assert min(summary["history"][0]["versions"].values()) >= 41, "it was not adopted"
+    assert summary["history"][0]["version"] >= 41, "it was not adopted"
     assert summary["switches"] > 0
     assert said[-1] == "in force: NCCL's own choice"
     assert _tables(job) == [0] * RANKS * COMMS

@@ -1,0 +1,63 @@
+"""What every runner is told of each communicator: what is wanted of its keys, and what is to be decided."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.actions import OWN_ACTION
+from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.messages import CommContext
+from dynamiccl_ray.actors.reduction import positions
+from dynamiccl_ray.arrays import Float, Int64
+from dynamiccl_ray.control.loop import Due, Loop, Phase
+
+# Epochs without a collective of it after which no epoch waits for a key.
+_WAITED_FOR: Final = 3
+NONE: Final = np.zeros(0, np.int64)
+
+
+def of_comm(loop: Loop, due: Due, comm: Communicator) -> Int64:
+    """Which of the keys that are due are a communicator's."""
+    return np.flatnonzero(loop.keys.group[due.row] == comm.number)
+
+
+def comm_contexts(
+    loop: Loop, due: Due, comms: Mapping[int, Communicator], rewards: Mapping[int, Float], *, keeping: bool | None
+) -> tuple[CommContext, ...]:
+    """Of these communicators, and of those of their keys that are due. ``keeping``: nothing is wanted any more but what
+    shall be left behind, with True what is exploited; None while the run goes on.
+    """
+    wanted = loop.wanted
+    if keeping is not None:
+        due = due.part(NONE)
+        wanted = np.where((loop.phase == Phase.EXPLOIT) & keeping, wanted, OWN_ACTION)
+    waited_for = (loop.idle <= _WAITED_FOR) & (loop.measured > 0) & (loop.phase != Phase.EXPLOIT)
+    need = np.where(waited_for, loop.need, 0)
+    contexts = []
+    for comm_id, comm in comms.items():
+        mine = NONE if comm.off else of_comm(loop, due, comm)
+        part = due.part(mine)
+        at = positions(comm.rows, part.row)
+        needed = need[comm.rows]
+        needed[at] = np.where(waited_for[part.row], part.takes, 0)
+        contexts.append(
+            CommContext(
+                comm=comm_id,
+                keys=comm.keys.copy(),
+                wanted=wanted[comm.rows],
+                need=needed,
+                in_force=comm.in_force,
+                version_in_force=comm.version,
+                due=dataclasses.replace(part, row=at),
+                # Nobody was told of a decision that came to its end before all ranks were served.
+                reward=rewards.get(comm_id, np.full(len(of_comm(loop, due, comm)), np.nan))[: len(mine)],
+                max_channels=comm.max_channels,
+                in_band=comm.in_band,
+                off=bool(comm.off),
+            )
+        )
+    return tuple(contexts)

@@ -1,0 +1,84 @@
+"""What runners say of a communicator, taken in: its keys, what was measured of them, why it may not be tuned."""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.messages import CommReport
+from dynamiccl_ray.actors.phases import Phases
+from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.reduction import Part
+from dynamiccl_ray.control.loop import Due, Loop, Phase
+from dynamiccl_ray.control.table import DecisionTable
+
+log = logging.getLogger("dynamiccl.coordinator")
+
+
+def turn_off(comm: Communicator, why: str) -> None:
+    """Tunes a communicator no more, if there is a reason; the first one is kept."""
+    if why and not comm.off:
+        comm.off = why
+        log.warning("communicator %016x: tuning is off: %s", comm.example.comm, why)
+
+
+class Intake:
+    """Into the control loop and the communicators; one communicator at a time."""
+
+    def __init__(self, plan: Plan, loop: Loop, phases: Phases) -> None:
+        self._plan: Final = plan
+        self._loop: Final = loop
+        self._phases: Final = phases
+
+    def add_keys(self, comm: Communicator, keys: list[int]) -> None:
+        """Keys that are new to a communicator."""
+        comm.rows = np.append(comm.rows, len(self._loop) + np.arange(len(keys)))
+        comm.keys = np.append(comm.keys, np.array(keys, np.int64))
+        self._phases.grow(len(keys))
+        self._loop.grow(self._plan.keys(comm, keys))
+
+    def take(self, comm: Communicator, reports: list[CommReport], asked: Due | None) -> Part:
+        """What all ranks of a communicator have measured; and everything else that its runners say. ``asked`` is what
+        they were to decide."""
+        for report in reports:
+            if comm.agreement.leader in report.ranks and asked is not None and len(report.decided) == len(asked.row):
+                self._loop.decide(comm.rows[asked.row], report.decided)
+            self._offer(comm, report)
+            if comm.agreement.leader in report.ranks and report.staged is not None:
+                comm.propose(DecisionTable.from_bytes(report.staged))
+            comm.max_channels = max(comm.max_channels, report.max_channels)
+            self._loop.most_channels[comm.rows] = comm.max_channels
+            comm.unused += report.unmatched + sum(news.unused for news in report.ranks.values())
+            comm.dropped |= {rank: news.dropped for rank, news in report.ranks.items()}
+        ranks = {rank: news for report in reports for rank, news in report.ranks.items()}
+        turn_off(comm, comm.compare(ranks))
+        comm.follow(ranks)
+        comm.reward.hear(ranks, baseline=self.at_baseline(comm))
+        collectives = comm.take([r.collectives for r in reports])
+        if len(new := np.setdiff1d(collectives["key"], comm.keys)):
+            self.add_keys(comm, new.tolist())
+        return Part(
+            comm=comm.example.comm,
+            collectives=collectives,
+            rows=comm.rows[comm.position(collectives["key"])],
+            actions=comm.asked(collectives),
+        )
+
+    def _offer(self, comm: Communicator, report: CommReport) -> None:
+        """NCCL's own cost tables, as one rank saw them: what it marks -1 is not available."""
+        if new := [key for key in report.costs if key not in comm.keys]:
+            self.add_keys(comm, new)
+            for row, key in zip(comm.rows[comm.position(new)], new, strict=True):
+                self._loop.offer(int(row), report.costs[key].reshape(-1))
+        for key, action in report.refused.items():
+            (at,) = comm.position([key])
+            if at >= 0:
+                self._loop.forbid(int(comm.rows[at]), action)
+
+    def at_baseline(self, comm: Communicator) -> bool:
+        """What runs on a communicator is NCCL's own choice."""
+        running = comm.rows[self._phases.runs(comm.rows)]
+        return bool((self._loop.phase[running] == Phase.BASELINE).all())
