@@ -37,8 +37,11 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
             say=lambda what: console.print(what, highlight=False),
         )
         status.update("writing the report")
-        report = write_report(directory)
-    summary["report"] = str(report)
+        try:
+            report = str(write_report(directory))
+        except OSError as e:
+            report = f"not written: {e}"
+    summary["report"] = report
     if as_json:
         emit(summary)
         return

@@ -17,11 +17,15 @@ from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 
 def write(path: Path, state: dict[str, Any]) -> None:
     """Whole or not at all: a run may be killed at any time. Raises TypeError for what is no number, text, array, or
-    dict or list of these.
+    dict or list of these; OSError or RuntimeError where there is no room.
     """
     unfinished = path.with_suffix(".tmp")
-    torch.save(_plain(state), unfinished)
-    unfinished.replace(path)
+    try:
+        torch.save(_plain(state), unfinished)
+        unfinished.replace(path)
+    except (OSError, RuntimeError):
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -1,7 +1,13 @@
-"""Experience on disk: every collective that was reduced over ranks and every epoch's reward, one Parquet row each."""
+"""Experience on disk: every collective that was reduced over ranks and every epoch's reward, one Parquet row each.
+
+A table is a directory of closed files, which Parquet's readers take for one: whatever happens to the run, all of them
+can be read.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,6 +21,7 @@ from dynamiccl_ray.actions import action_parts
 from dynamiccl_ray.actors.status import Epoch
 from dynamiccl_ray.agent.reward import PRIMARY, TERMS, means
 from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.trainers.online.ending import Disk
 
 SCHEMA = pa.schema(
     [
@@ -50,26 +57,70 @@ REWARD_SCHEMA = pa.schema(
 """Means over the keys whose decision came to its end; null for a term that is off or has no source."""
 PHASES = [phase.name.lower() for phase in Phase]
 _ROWS = 1 << 16
-_EPOCHS = 1 << 8
+_PART_S = 10.0
+"""A run that is killed loses no more than that."""
+
+
+class Parts:
+    """One table, a file at a time. What was there before is removed."""
+
+    def __init__(self, directory: Path, schema: pa.Schema, disk: Disk) -> None:
+        self._directory, self._schema, self._disk = directory, schema, disk
+        directory.mkdir(exist_ok=True)
+        for path in directory.iterdir():
+            path.unlink()
+        self._number = 0
+        self.unwritten = 0
+        """Rows for which there was no room."""
+
+    def write(self, table: pa.Table) -> None:
+        """Whole or not at all."""
+        # Readers pass over what begins with a dot.
+        unfinished = self._directory / ".unfinished"
+
+        def write() -> None:
+            pq.write_table(table, unfinished, compression="zstd")
+            unfinished.replace(self._directory / f"part-{self._number:06}.parquet")
+
+        if self._disk.write(self._directory.name, write):
+            self._number += 1
+        else:
+            self.unwritten += len(table)
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """A table without rows is one, too."""
+        if self._number == 0:
+            self.write(self._schema.empty_table())
 
 
 class Recorder:
-    """Writes ``samples.parquet`` and ``rewards.parquet`` in row groups as a run goes; what has been written survives a
-    crash of the rest."""
+    """Writes ``samples.parquet`` and ``rewards.parquet`` as a run goes."""
 
-    def __init__(self, directory: Path, run: str, seed: int) -> None:
-        self._writer = pq.ParquetWriter(directory / "samples.parquet", SCHEMA, compression="zstd")
-        self._rewards = pq.ParquetWriter(directory / "rewards.parquet", REWARD_SCHEMA, compression="zstd")
+    def __init__(self, directory: Path, run: str, seed: int, disk: Disk | None = None) -> None:
+        disk = disk or Disk()
+        self._samples = Parts(directory / "samples.parquet", SCHEMA, disk)
+        self._rewards = Parts(directory / "rewards.parquet", REWARD_SCHEMA, disk)
         self._epochs: list[dict[str, Any]] = []
         self._run, self._seed = run, seed
         self._pending: list[pa.RecordBatch] = []
-        self._rows = 0
+        self._rows, self._flushed = 0, time.monotonic()
+
+    @property
+    def unwritten(self) -> int:
+        """Samples for which there was no room on the disk."""
+        return self._samples.unwritten
 
     def add(self, epoch: Epoch) -> None:
         """One communicator's part of a closed epoch, as the coordinator's observer is told."""
         samples = epoch.samples
         pair, channels, chunk = action_parts(samples["action"])
         n = len(samples)
+        if np.isfinite(epoch.terms[PRIMARY]).any():
+            self._epochs.append(self._reward(epoch))
+        if n == 0:
+            return
         phases = pa.DictionaryArray.from_arrays(samples["phase"].astype(np.int8), PHASES)
         self._pending.append(
             pa.record_batch(
@@ -93,9 +144,7 @@ class Recorder:
             )
         )
         self._rows += n
-        if np.isfinite(epoch.terms[PRIMARY]).any():
-            self._epochs.append(self._reward(epoch))
-        if self._rows >= _ROWS or len(self._epochs) >= _EPOCHS:
+        if self._rows >= _ROWS or time.monotonic() - self._flushed >= _PART_S:
             self._flush()
 
     def _reward(self, epoch: Epoch) -> dict[str, Any]:
@@ -114,14 +163,15 @@ class Recorder:
         }
 
     def _flush(self) -> None:
-        if self._pending:
-            self._writer.write_table(pa.Table.from_batches(self._pending, SCHEMA))
-            self._rewards.write_table(pa.Table.from_pylist(self._epochs, REWARD_SCHEMA))
-            self._pending, self._rows, self._epochs = [], 0, []
+        if self._rows:
+            self._samples.write(pa.Table.from_batches(self._pending, SCHEMA))
+        if self._epochs:
+            self._rewards.write(pa.Table.from_pylist(self._epochs, REWARD_SCHEMA))
+        self._pending, self._rows, self._epochs, self._flushed = [], 0, [], time.monotonic()
 
     def close(self) -> None:
         self._flush()
-        self._writer.close()
+        self._samples.close()
         self._rewards.close()
 
     def __enter__(self) -> Self:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import signal
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +15,7 @@ import numpy as np
 
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.actors.status import Status
 from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, PlayedJob, RealNcclFabric
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError, short
@@ -30,8 +27,9 @@ from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segme
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend
+from dynamiccl_ray.trainers.online.ending import Disk, Ending
 from dynamiccl_ray.trainers.online.recorder import Recorder
-from dynamiccl_ray.trainers.online.summary import summarise
+from dynamiccl_ray.trainers.online.summary import Recent, summarise
 
 log = logging.getLogger("dynamiccl.online")
 
@@ -45,8 +43,6 @@ HANDOVER_S = 5.0
 """A control plane that was told to end takes so long to let go of its ranks."""
 RELEASE_S = 10.0
 """For an epoch that is under way, and for the call of the last switch to come."""
-# What the summary looks back on: all of a run of an hour, the end of a longer one. The Parquet file has everything.
-SUMMARY_EPOCHS = 50_000
 
 
 @dataclass
@@ -82,55 +78,64 @@ def run_online(
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
     remove_stale(experiment.job)
     _refuse_a_second(experiment.job)
-    started = time.monotonic()
+    started, disk = time.monotonic(), Disk()
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
-        recorder = stack.enter_context(Recorder(directory, run, experiment.seed))
+        recorder = stack.enter_context(Recorder(directory, run, experiment.seed, disk))
+        ending = stack.enter_context(Ending())
         backend: Backend
-        if serial:
-            backend = SerialBackend(
-                plan,
-                advance=_stepper(job) if job is not None else None,
-                resume=earlier,
-            )
-        else:
-            backend = RayBackend(plan, resume=earlier)
-        stack.callback(backend.close)
+        with ending.interruptible():
+            if serial:
+                advance = _stepper(job) if job is not None else None
+                backend = SerialBackend(plan, advance=advance, resume=earlier)
+            else:
+                backend = RayBackend(plan, resume=earlier)
+            stack.callback(backend.close)
+        ending.listen()
         events = _Events()
         status = Status()
         if job is not None and fabric is not None:
             _event(experiment, job, fabric, status, events)
             if not serial:
                 job.set_credit(FREE_RUNNING)
-        observed: deque[Epoch] = deque(maxlen=SUMMARY_EPOCHS)
+        observed = Recent()
+
+        def record() -> None:
+            for epoch in backend.observed():
+                recorder.add(epoch)
+                observed.add(epoch)
+
         # An interrupted run is one that was ended early: what it found out is kept.
-        with contextlib.suppress(KeyboardInterrupt), _interrupts():
-            while not _over(experiment, status, events):
+        while not _over(experiment, status, events):
+            with contextlib.suppress(KeyboardInterrupt), ending.interruptible():
                 status = backend.round()
-                for epoch in backend.observed():
-                    recorder.add(epoch)
-                    observed.append(epoch)
-                events.exploited = events.exploited + 1 if status.phase == "exploit" else 0
-                if job is not None and fabric is not None:
-                    with _failures():
-                        job.check()
-                    _check_claimed(status)
-                    _event(experiment, job, fabric, status, events)
-                if status.round % CHECKPOINT_ROUNDS == 0:
-                    _write_checkpoint(directory, backend)
-                progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
+            record()
+            if ending.told:
+                break
+            events.exploited = events.exploited + 1 if status.phase == "exploit" else 0
+            if job is not None and fabric is not None:
+                with _failures():
+                    job.check()
+                _check_claimed(status)
+                _event(experiment, job, fabric, status, events)
+            if status.round % CHECKPOINT_ROUNDS == 0:
+                _write_checkpoint(directory, disk, backend)
+            progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
         status = status if job is not None else _release(experiment, backend, status, say)
-        left = _write_checkpoint(directory, backend)
+        record()
+        left = _write_checkpoint(directory, disk, backend)
         log = _finish(job)
     prices = None
     if fabric is not None and log is not None:
         prices = fabric.priced(log, experiment.actions, _offered(plan, left))
     violations = None if log is None else agreement_violations(log)
-    summary = summarise(run, experiment, prices, list(observed), status, events.done, violations)
+    summary = summarise(run, experiment, prices, list(observed.epochs), status, events.done, violations)
     if fabric is not None:
         summary["stands_for"] = fabric.sample()
     summary["seconds"] = time.monotonic() - started
-    (directory / "summary.json").write_text(json.dumps(summary, indent=1, allow_nan=False))
+    summary["unwritten_samples"] = recorder.unwritten
+    text = json.dumps(summary, indent=1, allow_nan=False)
+    disk.write("summary.json", lambda: (directory / "summary.json").write_text(text))
     return summary
 
 
@@ -201,19 +206,6 @@ def _stepper(job: NcclJob) -> Callable[[], None]:
             time.sleep(0.0002)
 
     return step
-
-
-@contextlib.contextmanager
-def _interrupts() -> Iterator[None]:
-    """SIGTERM, with which Slurm, Kubernetes and `ray job stop` end a run, ends it as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _refuse_a_second(job: str) -> None:
@@ -319,9 +311,9 @@ def _offered(plan: Plan, left: Checkpoint) -> dict[tuple[int, int], list[int]]:
     }
 
 
-def _write_checkpoint(directory: Path, backend: Backend) -> Checkpoint:
+def _write_checkpoint(directory: Path, disk: Disk, backend: Backend) -> Checkpoint:
     left = backend.checkpoint()
-    checkpoint.write(directory / CHECKPOINT, left)
+    disk.write(CHECKPOINT, lambda: checkpoint.write(directory / CHECKPOINT, left))
     return left
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,30 @@ from dynamiccl_ray.report.data import came_after
 
 Priced = PlayedFabric | RealPrices
 Doubles = npt.NDArray[np.float64]
+
+
+MOST_BYTES: Final = 64 << 20
+
+
+class Recent:
+    """What the summary looks back on: the last epochs that brought anything, as far as there is room for them. The
+    Parquet files have everything."""
+
+    def __init__(self) -> None:
+        self.epochs: Final[deque[Epoch]] = deque()
+        self._bytes = 0
+
+    def add(self, epoch: Epoch) -> None:
+        if len(epoch.samples) or len(epoch.judged):
+            self.epochs.append(epoch)
+            self._bytes += _size(epoch)
+        while self._bytes > MOST_BYTES:
+            self._bytes -= _size(self.epochs.popleft())
+
+
+def _size(epoch: Epoch) -> int:
+    """About as many bytes as an epoch takes."""
+    return 2048 + epoch.samples.nbytes + epoch.judged.nbytes * (1 + len(epoch.terms))
 
 
 def summarise(

@@ -26,6 +26,7 @@ from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.segments import segments
+from dynamiccl_ray.trainers.online.recorder import read_samples
 from dynamiccl_ray.trainers.online.run import run_online
 
 RANKS = 4
@@ -153,6 +154,7 @@ def test_told_to_end_while_it_learns(
     summary = json.loads((tmp_path / "online" / "run" / "summary.json").read_text())
     assert summary["switches"] > 0
     assert (tmp_path / "online" / "run" / "checkpoint.pt").is_file()
+    assert len(read_samples(tmp_path / "online" / "run")["dseq"]) >= summary["collectives"] > 0
     _ends_well(running)
 
 
