@@ -2,12 +2,14 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <getopt.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,6 +42,24 @@ static void on_parents_death(int signal) {
     alarm(GRACE_S); /* for ranks that wait inside of NCCL */
 }
 
+/* One that is stopped hears of nothing: a child of it sees the parent end, and kills what is left after a
+ * while. */
+static void guard(void) {
+    pid_t host = getpid();
+    int watched = (int)syscall(SYS_pidfd_open, parent, 0);
+    if (watched < 0 || fork() != 0)
+        return;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_NAME, "dynamiccl-guard");
+    struct pollfd ended = {.fd = watched, .events = POLLIN};
+    while (getppid() == host && poll(&ended, 1, -1) != 1)
+        ;
+    sleep(2 * GRACE_S);
+    if (getppid() == host)
+        kill(host, SIGKILL);
+    _exit(0);
+}
+
 /* False where the parent is gone already. */
 static int follow_parent(const char *text) {
     char *end;
@@ -49,6 +69,7 @@ static int follow_parent(const char *text) {
     struct sigaction action = {.sa_handler = on_parents_death};
     sigaction(SIGHUP, &action, NULL);
     prctl(PR_SET_PDEATHSIG, SIGHUP);
+    guard();
     return getppid() == parent;
 }
 

@@ -178,7 +178,7 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize("how", ["running", "waiting"])
+@pytest.mark.parametrize("how", ["running", "waiting", "stopped"])
 def test_no_process_outlives_the_one_that_started_it(rig: Rig, how: str) -> None:
     arguments = [str(Path(__file__).parent), str(rig.directory), str(rig.shm), how]
     with subprocess.Popen([sys.executable, "-c", ORPHANS, *arguments], cwd=ROOT, stdout=subprocess.PIPE) as parent:
@@ -187,6 +187,8 @@ def test_no_process_outlives_the_one_that_started_it(rig: Rig, how: str) -> None
         try:
             assert len(pids) == 2
             assert all(map(is_running, pids))
+            if how == "stopped":
+                os.kill(pids[0], signal.SIGSTOP)
             parent.kill()
             parent.wait()
             wait_for(lambda: not any(map(is_running, pids)), 10, what="the end of the orphans")
