@@ -17,7 +17,7 @@ from dynamiccl_ray.cli.output import console
 from dynamiccl_ray.cli.plugin import doctor, plugin_app
 from dynamiccl_ray.cli.workload import workload_app
 from dynamiccl_ray.errors import DynamicclError
-from dynamiccl_ray.trainers.common.cluster import ask_for_a_token
+from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals_alone
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -39,6 +39,7 @@ for name, commands in (
 def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2."""
     ask_for_a_token()
+    leave_signals_alone()
     try:
         app()
     except DynamicclError as e:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import signal
+import threading
 
 from dynamiccl_ray.errors import RunError
 
@@ -21,6 +23,12 @@ def ask_for_a_token() -> None:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
+def leave_signals_alone() -> None:
+    """Ray's own handler of SIGTERM ends a process with an abort. This comes before it is imported; whoever imports it
+    before is safe once ``start_ray`` is over."""
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+
+
 def start_ray(actors: int = 0) -> None:
     """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one that has room
     for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError.
@@ -30,6 +38,7 @@ def start_ray(actors: int = 0) -> None:
     """
     import ray
 
+    listens = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(logging_level=logging.ERROR)
@@ -52,6 +61,10 @@ def start_ray(actors: int = 0) -> None:
         raise RunError(
             f"Ray does not start: {e}. Look at `dynamiccl doctor`, or use --serial to run without Ray"
         ) from e
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in listens.items():
+                signal.signal(number, handler)
 
 
 def require_room(actors: int) -> None:

@@ -48,9 +48,10 @@ class Ending:
             if self.told:
                 raise KeyboardInterrupt
             yield
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
+            # The latter is Ray's answer to SIGTERM, from when it is started until we listen again.
             self.told = True
-            raise
+            raise KeyboardInterrupt from None
         finally:
             self._may_interrupt = False
 

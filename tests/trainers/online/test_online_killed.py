@@ -54,3 +54,22 @@ def test_a_killed_driver_leaves_no_process_and_readable_files(tmp_path: Path, jo
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
     assert len(read_samples(out)["time_us"]) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runners", [0, 1], ids=["before its runners are there", "while they come up"])
+def test_a_run_that_is_told_to_end_while_ray_starts_ends_with_130(tmp_path: Path, job: str, runners: int) -> None:
+    """Ray has handlers of its own, one of which aborts."""
+    experiment = tmp_path / "experiment.yaml"
+    experiment.write_text(small_experiment(job, stop={"rounds": 100_000}).model_dump_json())
+    mark = f"{job}-"
+    command = [sys.executable, "-m", "dynamiccl_ray.cli", "online", str(experiment), "--out", str(tmp_path / "run")]
+    env = os.environ | {"KILLED_TEST": mark}
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as driver:
+        deadline, wanted = time.monotonic() + 120, "RankRunner" if runners else "raylet"
+        while not any(wanted in command for command in _started_by(mark)):
+            assert driver.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        driver.send_signal(signal.SIGTERM)
+        assert driver.wait(60) == 130
