@@ -94,7 +94,7 @@ def new_term(above: int = 0) -> int:
     return (past + 1) << _CHANCE_BITS | random.SystemRandom().getrandbits(_CHANCE_BITS)
 
 
-_CHANCE_BITS: Final = 24
+_CHANCE_BITS: Final = 16
 
 
 class Agreement:
