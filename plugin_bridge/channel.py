@@ -24,6 +24,7 @@ from dynamiccl_ray.plugin_bridge.layout import (
     NO_HOLD,
     PASSTHROUGH_CAUSES,
     RECORD_DTYPE,
+    TIMED_ONE_IN,
     UNKNOWN_RANK,
     IdentityWords,
     JobWords,
@@ -78,6 +79,16 @@ class Status:
     undecided: int
     merged: int
     """Operations that share the record of the first one of their aggregate."""
+    unprofiled: int
+    """Calls in windows that are not profiled: nothing of them is to come."""
+    spared: int
+    """Operations that NCCL told of outside of the windows that are profiled."""
+    duty: int
+    """One window in 2^duty is profiled."""
+    overhead: float
+    """What the plugin takes of the process's time, as a runner measured it last, as a share of 1; 0 if none has."""
+    own_ns: int
+    """What the plugin has taken for this communicator so far, by what it has timed."""
     backlog: int
     term: int
     """Of the newest coordinator that was shown how this rank stands; 0 for none."""
@@ -214,6 +225,11 @@ class Channel:
             dropped={reason: getattr(raw, f"dropped_{reason}") for reason in ("full", "busy", "incomplete", "timer")},
             undecided=raw.undecided,
             merged=raw.merged,
+            unprofiled=raw.unprofiled,
+            spared=raw.spared,
+            duty=raw.duty,
+            overhead=raw.overhead_ppm / 1e6,
+            own_ns=TIMED_ONE_IN * (raw.overhead_ns + raw.profile_ns),
             backlog=raw.backlog,
             term=raw.term,
             in_band=bool(raw.in_band),
@@ -304,6 +320,14 @@ class Channel:
     def show_to(self, term: int) -> bool:
         """Before the coordinator of ``term`` is shown how this rank stands. False if a newer one has been shown."""
         return bool(library().dcc_show_to(self.mapped, term))
+
+    def govern(self, duty: int) -> None:
+        """One window of calls in 2^duty is profiled from the next one on; at least one in 2^MOST_DUTY."""
+        library().dcc_govern(self.mapped, max(duty, 0))
+
+    def note_overhead(self, share: float) -> None:
+        """What the plugin takes of its process's time, as a share of 1, for ``doctor``."""
+        library().dcc_note_overhead(self.mapped, round(1e6 * min(max(share, 0.0), 1e6)))
 
     def beat(self) -> None:
         """Tells ``doctor`` that a runner is alive."""

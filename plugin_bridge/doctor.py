@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.metadata
 import os
@@ -12,7 +13,8 @@ from typing import Any, Literal
 
 from dynamiccl_ray.errors import ChannelError, RunError
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.channel import Channel, Status
+from dynamiccl_ray.plugin_bridge.coverage import Coverage
 from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments, shm_dir
 
 TUNER_VERSIONS = range(2, 7)
@@ -56,7 +58,7 @@ def diagnose(*, fix: bool = False) -> list[Check]:
         lambda: _segments(fix),
         _ray,
     ]
-    return [check() for check in checks]
+    return [check() for check in checks] + _jobs()
 
 
 def _plugin() -> Check:
@@ -195,6 +197,35 @@ def _segments(fix: bool) -> Check:
     return Check(
         name="segments", status="ok", found=f"{live} live" + (f", {removed} stale ones removed" if removed else "")
     )
+
+
+def _jobs() -> list[Check]:
+    """By job: what becomes of its collectives, and what that costs."""
+    seen: dict[str, list[Status]] = {}
+    for path in segments():
+        # Whatever is wrong with it has been said.
+        with contextlib.suppress(ChannelError), Channel(path, claim=False) as channel:
+            if channel.alive:
+                seen.setdefault(channel.identity.job, []).append(channel.status)
+    return [Check(name=f"job {job}", status="ok", found=_of_job(of)) for job, of in sorted(seen.items())]
+
+
+def _of_job(segments: list[Status]) -> str:
+    coverage = Coverage.sum(map(Coverage.of, segments))
+    if not coverage.calls:
+        return "no collective yet"
+    bypassed = ", ".join(f"{cause} {coverage.share(n):.1%}" for cause, n in sorted(coverage.bypassed.items()))
+    counts = (
+        f"{coverage.calls:,} collectives over its ranks here: {coverage.share(coverage.tuned):.1%} tuned"
+        + (f", bypassed: {bypassed}" if bypassed else "")
+        + f"; {coverage.share(coverage.measured):.1%} measured, {coverage.share(coverage.not_profiled):.1%} not "
+        f"profiled, {coverage.share(coverage.lost):.1%} lost"
+    )
+    duties = sorted({1 << status.duty for status in segments})
+    one_in = " to ".join(str(n) for n in dict.fromkeys((duties[0], duties[-1])))
+    share = max(status.overhead for status in segments)
+    cost = f"the plugin takes {share:.2%} of a process's time" if share else "what the plugin takes is not measured yet"
+    return f"{counts}; 1 window in {one_in} is profiled; {cost}"
 
 
 def _ray() -> Check:

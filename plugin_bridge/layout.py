@@ -57,6 +57,13 @@ UNKNOWN_RANK: Final = 2**32 - 1
 PASSTHROUGH_CAUSES: Final = ("no_table", "bad_table", "no_entry", "masked", "user_env", "shadow")
 
 
+MOST_DUTY: Final = 8
+"""At least one window in 2^8 is profiled."""
+WINDOW_CALLS: Final = 256
+TIMED_ONE_IN: Final = 256
+"""Calls, and profiled collectives, for which the plugin times itself."""
+
+
 class Prepared(IntEnum):
     """``enum dcc_prepared``."""
 
@@ -108,6 +115,11 @@ _STATUS_FIELDS: Final = (
     "dropped_timer",
     "undecided",
     "merged",
+    "unprofiled",
+    "spared",
+    "duty",
+    "overhead_ppm",
+    "profile_ns",
     "backlog",
     "term",
     "in_band",
@@ -118,7 +130,7 @@ _STATUS_FIELDS: Final = (
 
 
 class StatusWords(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_uint64) for name in _STATUS_FIELDS)
+    _fields_ = tuple((n, ctypes.c_int64 if n == "profile_ns" else ctypes.c_uint64) for n in _STATUS_FIELDS)
 
 
 class JobWords(ctypes.Structure):
@@ -177,6 +189,8 @@ def library() -> ctypes.CDLL:
         "dcc_table": (ctypes.c_int, [pointer, ctypes.POINTER(TableWords)]),
         "dcc_digest": (u64, [ctypes.POINTER(TableWords)]),
         "dcc_beat": (None, [pointer, u64, u64]),
+        "dcc_govern": (None, [pointer, u64]),
+        "dcc_note_overhead": (None, [pointer, u64]),
         "dcc_prepare": (ctypes.c_int, [pointer, ctypes.POINTER(TableWords), u64, u64_out, u64_out]),
         "dcc_decide": (ctypes.c_int, [pointer, u64, u64]),
         "dcc_fold": (ctypes.c_int, [pointer]),

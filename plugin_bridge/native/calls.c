@@ -1,5 +1,8 @@
 /* Calls, their groups, and kernels: events that only tell where a collective belongs. */
+#include "govern.h"
 #include "handle.h"
+#include "measure.h"
+#include "watch.h"
 
 void *comm_group_api_start(void) {
     static _Atomic uint32_t groups; /* of the process: one group may hold calls of several communicators */
@@ -11,9 +14,9 @@ void *comm_group_api_start(void) {
 }
 
 /* A communicator is called by one thread at a time. */
-void *comm_api_start(struct comm *comm, const void *group_api_handle) {
+static inline void *api_start(struct comm *comm, const void *group_api_handle) {
     uint32_t group = has_tag(group_api_handle, TAG_GROUP_API) ? (uint32_t)number_of(group_api_handle) : 0;
-    uint32_t call = load(&comm->calls, relaxed) + 1;
+    uint32_t call = load(&comm->calls, relaxed) + 1 + govern_missed(comm, TIMESTAMPS_KEPT);
     if (group != load(&comm->group, relaxed)) {
         store(&comm->group, group, relaxed);
         store(&comm->group_first, call, relaxed);
@@ -23,6 +26,18 @@ void *comm_api_start(struct comm *comm, const void *group_api_handle) {
         store(&comm->largest_group, size, relaxed);
     store(&comm->calls, call, relaxed);
     return number_handle(TAG_API, (uint64_t)group << CALL_BITS | call);
+}
+
+static __attribute__((noinline)) void *api_start_timed(struct comm *comm, const void *group_api_handle) {
+    struct watch watch = watch_begin();
+    void *handle = api_start(comm, group_api_handle);
+    watch_end(watch, comm);
+    return handle;
+}
+
+void *comm_api_start(struct comm *comm, const void *group_api_handle) {
+    bool timed = load(&comm->calls, relaxed) % DCC_TIMED_ONE_IN == 0 && comm->seg;
+    return unlikely(timed) ? api_start_timed(comm, group_api_handle) : api_start(comm, group_api_handle);
 }
 
 /* Only has to differ from the latest; two threads that launch at once may take the same. */

@@ -14,7 +14,7 @@
 #include <stdint.h>
 
 #define DCC_MAGIC 0x4c43434d414e5944ull /* "DYNAMCCL" */
-#define DCC_ABI 4u
+#define DCC_ABI 5u
 #define DCC_TABLE_MAGIC 0x31425443u /* "CTB1" */
 
 #define DCC_RING_RECORDS 16384u /* power of two; 16 s of records at 1000 collectives/s */
@@ -32,6 +32,10 @@
 #define DCC_MAX_VERSION UINT32_MAX /* a record has 32 bits for it */
 
 #define DCC_MOST_RANKS (1u << 20)
+
+#define DCC_WINDOW_CALLS 256u /* all of a window's calls are profiled, or none */
+#define DCC_MOST_DUTY 8u      /* at least one window in 2^8 is */
+#define DCC_TIMED_ONE_IN 256u /* calls, and profiled collectives, for which the plugin times itself */
 
 #define DCC_NO_HOLD UINT64_MAX
 #define DCC_UNDECIDED 0u
@@ -139,8 +143,11 @@ struct dcc_plugin_words {
     _Alignas(64) _Atomic uint64_t applied;
     _Atomic uint64_t passthrough[DCC_CAUSES];
     _Atomic uint64_t hold_waits, hold_wait_ns;    /* calls that waited at a hold, and for how long in all */
-    _Atomic uint64_t overhead_ns, overhead_calls; /* getCollInfo, every DCC_FINGERPRINT_CALLSth call timed */
+    _Atomic uint64_t overhead_ns, overhead_calls; /* getCollInfo, one call in DCC_TIMED_ONE_IN */
     _Atomic uint64_t heartbeat_ns;                /* CLOCK_MONOTONIC of the last such call */
+    _Atomic uint64_t unprofiled; /* calls in windows that are not profiled: nothing of them is to come */
+    /* The profiler's callbacks of one collective in DCC_TIMED_ONE_IN. Signed: clocks are coarse. */
+    _Atomic uint64_t profile_ns;
     /* Collectives that were begun but have no record of their own in the ring; `head` counts those that have.
      */
     _Alignas(64) _Atomic uint64_t dropped_full; /* because the ring was full */
@@ -149,6 +156,7 @@ struct dcc_plugin_words {
     _Atomic uint64_t dropped_timer;             /* ... because a timer was missing or ran backwards */
     _Atomic uint64_t undecided;                 /* measured, but no getCollInfo call matches (graph replay) */
     _Atomic uint64_t merged; /* began, but share the record of the first operation of their aggregate */
+    _Atomic uint64_t spared; /* began, but outside of the windows that are profiled */
     struct dcc_fingerprint fingerprints[DCC_FINGERPRINT_WINDOWS];
     _Atomic uint32_t cost_rows_used; /* rows below this are whole and never change */
     struct dcc_cost_row cost_rows[DCC_COST_ROWS];
@@ -183,6 +191,9 @@ struct dcc_runner_words {
     _Atomic uint64_t runner_pid;
     _Alignas(64) _Atomic uint64_t tail; /* ring position of the next record to read */
     _Atomic uint64_t term;              /* of the newest coordinator that was shown how this rank stands */
+    _Atomic uint64_t duty; /* one window in 2^duty is profiled; more than DCC_MOST_DUTY counts as that */
+    _Atomic uint64_t
+        overhead_ppm; /* of the process's time, measured last; for who looks, not for the plugin */
 };
 
 /* Writer: the job, where it reports its steps; all 0 where it does not. The last report, and no queue:

@@ -1,6 +1,7 @@
 /* The channels of a collective, which NCCL reports as children of its event: their timers and stops. */
 #include "handle.h"
 #include "measure.h"
+#include "watch.h"
 
 /* A collective without a channel count is complete once one this many places later has begun on the GPU: a
  * communicator runs its collectives in order, and the proxy thread reports them almost in order. */
@@ -74,7 +75,7 @@ static inline void give_up_lost(struct comm *comm, uint64_t sequence) {
         measure_give_up(comm, slot, refs);
 }
 
-void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns) {
+static inline void *child_start(void *coll_handle, uint8_t channel, uint64_t start_ns) {
     struct slot *slot = slot_of(coll_handle);
     if (unlikely(!slot || is_child(coll_handle) || channel >= COMM_CHANNELS))
         return comm_ignored_event;
@@ -102,7 +103,7 @@ static inline bool is_running(const struct slot *slot, unsigned channel) {
     return load(&slot->running[channel], relaxed) != 0;
 }
 
-void comm_child_timer(void *handle, uint64_t stop_ns) {
+static inline void child_timer(void *handle, uint64_t stop_ns) {
     struct slot *slot = slot_of(handle);
     if (unlikely(!slot || !is_child(handle) || !is_running(slot, channel_of(handle))))
         return;
@@ -111,9 +112,7 @@ void comm_child_timer(void *handle, uint64_t stop_ns) {
     stopped_at(slot, stop_ns);
 }
 
-void comm_event_stop(void *handle) {
-    if (likely(has_tag(handle, TAG_COUNTED)))
-        return;
+static inline void event_stop(void *handle) {
     struct slot *slot = slot_of(handle);
     if (unlikely(!slot))
         return;
@@ -128,4 +127,58 @@ void comm_event_stop(void *handle) {
     if (unlikely(slot->comm->children != CHILDREN_GPU))
         stopped_at(slot, comm_host_ns());
     take_off(slot, 1);
+}
+
+/* ---- a few are timed ---- */
+
+static struct comm *comm_of(const void *handle) {
+    struct slot *slot = slot_of(handle);
+    return slot ? slot->comm : NULL;
+}
+
+static __attribute__((noinline)) void *child_start_timed(void *coll_handle, uint8_t channel,
+                                                         uint64_t start_ns) {
+    struct comm *comm = comm_of(coll_handle);
+    struct watch watch = watch_begin();
+    void *handle = child_start(coll_handle, channel, start_ns);
+    if (comm)
+        watch_end(watch, comm);
+    return handle;
+}
+
+static __attribute__((noinline)) void child_timer_timed(void *handle, uint64_t stop_ns) {
+    struct comm *comm = comm_of(handle);
+    struct watch watch = watch_begin();
+    child_timer(handle, stop_ns);
+    if (comm)
+        watch_end(watch, comm);
+}
+
+static __attribute__((noinline)) void event_stop_timed(void *handle) {
+    struct comm *comm = comm_of(handle);
+    struct watch watch = watch_begin();
+    event_stop(handle);
+    if (comm)
+        watch_end(watch, comm);
+}
+
+void *comm_child_start(void *coll_handle, uint8_t channel, uint64_t start_ns) {
+    return is_timed_handle(coll_handle) ? child_start_timed(coll_handle, channel, start_ns)
+                                        : child_start(coll_handle, channel, start_ns);
+}
+
+void comm_child_timer(void *handle, uint64_t stop_ns) {
+    if (is_timed_handle(handle))
+        child_timer_timed(handle, stop_ns);
+    else
+        child_timer(handle, stop_ns);
+}
+
+void comm_event_stop(void *handle) {
+    if (likely(has_tag(handle, TAG_COUNTED)))
+        return;
+    if (is_timed_handle(handle))
+        event_stop_timed(handle);
+    else
+        event_stop(handle);
 }

@@ -1,10 +1,12 @@
 /* The beginning of a collective: it is joined with its decision and gets a slot. */
 #include <string.h>
 
+#include "govern.h"
 #include "handle.h"
 #include "join.h"
 #include "measure.h"
 #include "ring.h"
+#include "watch.h"
 
 #define START_SPINS 200
 /* Operations of one kernel that NCCL may have launched and not told of yet, where it reports no calls. */
@@ -25,6 +27,7 @@ static inline void fetch_to_write(const void *memory, size_t bytes) {
 /* Under `starting`. NULL if the slot is still in use: the host is so many collectives ahead of the GPU. */
 static struct slot *allocate(struct comm *comm) {
     uint64_t sequence = comm->next_slot++;
+    store(&comm->time_next, is_timed(sequence + 1), relaxed);
     struct slot *slot = &comm->slots[sequence % COMM_SLOTS];
     /* Pairs with the release in take_off(): the record has been written. */
     uint32_t refs = load(&slot->refs, acquire);
@@ -135,6 +138,12 @@ static void *begin_measuring(struct comm *comm, const struct coll_event *event, 
     count_kernel(comm, event->group);
     int at = join_claim(comm, event, bytes, group);
     const struct dcc_record *decision = at >= 0 ? &comm->decisions[at] : NULL;
+    /* Without a decision, far from a window that is profiled: nothing is to be measured there either. */
+    if (unlikely(decision ? decision->flags & DECISION_SPARED : !load(&comm->profiling, relaxed))) {
+        bump(&comm->seg->plugin.spared);
+        join_finish(comm, decision != NULL, group);
+        return comm_ignored_event;
+    }
     /* NCCL decides on the sum of what it aggregates. */
     bool aggregate = unlikely(decision && bytes != decision->bytes);
     bool last = aggregate && comm->claims[at].bytes_left == 0;
@@ -174,9 +183,7 @@ static __attribute__((noinline)) void tell_rank(struct comm *comm, const struct 
     store(&comm->rank_told, true, relaxed);
 }
 
-void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
-    if (unlikely(!comm->seg))
-        return comm_ignored_event;
+static inline void *coll_start(struct comm *comm, const struct coll_event *event) {
     if (unlikely(!load(&comm->rank_told, relaxed) && event->rank >= 0))
         tell_rank(comm, event);
     if (unlikely(event->func >= DCC_FUNCS))
@@ -191,7 +198,7 @@ void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
         call = (uint32_t)number;
     } else {
         /* Before v5 a call is first heard of here, behind the launch of its kernel. */
-        call = load(&comm->calls, relaxed) + 1;
+        call = load(&comm->calls, relaxed) + 1 + govern_missed(comm, TIMESTAMPS_KEPT);
         store(&comm->calls, call, relaxed);
     }
     /* Another thread is starting a collective and was put to sleep at it; NCCL's threads do not wait. */
@@ -202,4 +209,19 @@ void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
     void *handle = begin_measuring(comm, event, bytes, group, call);
     store(&comm->starting, 0, release);
     return handle;
+}
+
+static __attribute__((noinline)) void *coll_start_timed(struct comm *comm, const struct coll_event *event) {
+    store(&comm->time_next, false, relaxed);
+    struct watch watch = watch_begin();
+    void *handle = coll_start(comm, event);
+    watch_end(watch, comm);
+    return handle;
+}
+
+void *comm_coll_start(struct comm *comm, const struct coll_event *event) {
+    if (unlikely(!comm->seg))
+        return comm_ignored_event;
+    return unlikely(load(&comm->time_next, relaxed)) ? coll_start_timed(comm, event)
+                                                     : coll_start(comm, event);
 }

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "govern.h"
 #include "segment.h"
 
 #define MOST_LOOKS 2000 /* a millisecond each */
@@ -81,6 +82,8 @@ static struct comm *create(nccl_logger log) {
     comm->log = log;
     comm->creator = pthread_self();
     comm->no_table_cause = DCC_NO_TABLE;
+    comm->joining = true; /* until a profiler says what is profiled */
+    atomic_store_explicit(&comm->profiling, true, memory_order_relaxed);
     comm->user_env = user_chose_algorithm();
     char error[512];
     comm->seg = segment_create(comm->path, &comm->lock_fd, error);
@@ -216,6 +219,7 @@ static void leave(struct comm *comm) {
 }
 
 void comm_detach_profiler(struct comm *comm) {
+    govern_end(comm);
     comm_end_measuring(comm);
     leave(comm);
 }

@@ -48,6 +48,14 @@ struct slot {
 };
 _Static_assert(offsetof(struct slot, record) == 64 && offsetof(struct slot, running) == 128, "cache lines");
 
+/* NCCL's activation mask, which all of its communicators share: see govern.c. */
+struct event_switch {
+    int *_Atomic mask;
+    _Atomic int bits;
+    _Atomic uint32_t wanting; /* communicators that want events */
+    _Atomic uint32_t turns;   /* how often events were turned on */
+};
+
 /* A decision on its way to its profiler event. */
 struct claim {
     uint64_t bytes_left;      /* of the aggregate that the decision is for; 0: claimed */
@@ -65,7 +73,14 @@ struct comm {
     bool user_env;
     bool several_nodes;
     _Atomic bool rank_told; /* the profiler has said which rank this is */
+    _Atomic bool time_next; /* the next collective that starts is one of those that are timed */
     uint8_t chunk_funcs;    /* bit per collective whose row of `chunk` is not all 0 */
+    /* What is profiled; writer: the thread that calls. */
+    bool joining;                /* decisions are kept for events to come */
+    bool profiling_next;         /* the next window is profiled */
+    bool wants_events;           /* as counted in `events` */
+    _Atomic bool profiling;      /* this window is profiled */
+    struct event_switch *events; /* NULL: everything is profiled */
     /* Collectives with an unknown number of channels. */
     _Atomic uint32_t open_ended; /* how many wait for the end of their channels */
     _Atomic uint64_t retired;    /* collectives below this wait no more */
@@ -91,6 +106,7 @@ struct comm {
     _Atomic uint32_t plan;               /* tells a kernel from the one before */
     _Atomic uint32_t starts;             /* operations that have started; writer: under `starting` */
     _Atomic uint32_t replays;            /* 1: graphs are replayed, whose operations nobody calls */
+    _Atomic uint32_t turns;              /* of `events`, as far as `calls` knows of them */
 
     /* Log2 of the bytes that the latest decision of a collective asked for with that pair; 0: NCCL's own. */
     _Alignas(64) uint8_t chunk[DCC_FUNCS][DCC_ALGOS][DCC_PROTOS];
@@ -99,8 +115,9 @@ struct comm {
     _Alignas(64) struct dcc_record decisions[COMM_DECISIONS];
     struct claim claims[COMM_DECISIONS]; /* under `starting` */
 
-    _Atomic uint32_t waiting; /* threads at a hold */
-    _Atomic uint32_t closing; /* 1: they wait no more */
+    _Atomic uint64_t profile_ns; /* as in the segment, which is told now and then */
+    _Atomic uint32_t waiting;    /* threads at a hold */
+    _Atomic uint32_t closing;    /* 1: they wait no more */
 
     /* Under the lock in comm.c. */
     unsigned users; /* tuner, profiler */

@@ -4,8 +4,10 @@
 #include <time.h>
 
 #include "comm.h"
-#include "short.h"
+#include "govern.h"
+#include "handle.h"
 #include "table.h"
+#include "watch.h"
 
 /* For counters with one writing thread at a time: no locked instruction. */
 static inline void count(_Atomic uint64_t *counter, uint64_t n) {
@@ -181,6 +183,11 @@ static inline __attribute__((always_inline)) bool decide(struct comm *comm, int 
     if (unlikely(word != comm->table_word))
         use_table(comm, word);
 
+    govern(comm, d);
+    bool profiled = likely(load(&comm->profiling, relaxed));
+    if (unlikely(!profiled))
+        count(&seg->plugin.unprofiled, 1);
+
     uint64_t call = (bytes * 8 + (unsigned)func) * 2 + (pipe_ops > 1);
     comm->fingerprint = (comm->fingerprint ^ call) * 0x9e3779b97f4a7c15ull + d;
     if (unlikely(d % DCC_FINGERPRINT_CALLS == 0))
@@ -193,16 +200,16 @@ static inline __attribute__((always_inline)) bool decide(struct comm *comm, int 
         show_cost(comm, key, cost, algos, protos);
 
     /* Nobody takes decisions where NCCL loaded no profiler; the ring is full then. Acquire pairs with the
-     * release in finish_claim(): the cell has been read. */
+     * release in join_finish(): the cell has been read. Far from a window that is profiled, none is kept. */
     uint64_t position = load(&comm->decided, relaxed);
-    bool room = likely(position - load(&comm->claimed, acquire) < COMM_DECISIONS);
+    bool room = likely(comm->joining) && likely(position - load(&comm->claimed, acquire) < COMM_DECISIONS);
     struct dcc_record nowhere;
     struct dcc_record *made = room ? &comm->decisions[position % COMM_DECISIONS] : &nowhere;
     made->dseq = d;
     made->bytes = bytes;
     made->version = 0;
     made->key = (uint16_t)key;
-    made->flags = DCC_RECORD_DECIDED;
+    made->flags = (uint8_t)(DCC_RECORD_DECIDED | (profiled ? 0 : DECISION_SPARED));
     made->func = (uint8_t)func;
     made->asked_algo = made->asked_proto = 255;
     made->asked_channels = 0;
@@ -244,18 +251,18 @@ static inline __attribute__((always_inline)) bool decide(struct comm *comm, int 
     return held;
 }
 
-/* One call in DCC_FINGERPRINT_CALLS is timed. */
 static __attribute__((noinline)) bool decide_timed(struct comm *comm, int func, size_t bytes, int pipe_ops,
                                                    float *cost, int algos, int protos, int *channels) {
     struct dcc_plugin_words *plugin = &comm->seg->plugin;
     uint64_t waited = load(&plugin->hold_wait_ns, relaxed);
-    uint64_t begin = comm_host_ns();
+    struct watch watch = watch_begin();
     bool held = decide(comm, func, bytes, pipe_ops, cost, algos, protos, channels);
-    uint64_t end = comm_host_ns();
-    waited = load(&plugin->hold_wait_ns, relaxed) - waited;
-    count(&plugin->overhead_ns, end - begin > waited ? end - begin - waited : 0);
-    count(&plugin->overhead_calls, 1);
-    store(&plugin->heartbeat_ns, end, relaxed);
+    int64_t took = watch_took(watch);
+    if (likely(load(&plugin->hold_wait_ns, relaxed) == waited)) { /* a wait is counted as such */
+        count(&plugin->overhead_ns, took > 0 ? (uint64_t)took : 0);
+        count(&plugin->overhead_calls, 1);
+    }
+    store(&plugin->heartbeat_ns, comm_host_ns(), relaxed);
     return held;
 }
 
@@ -265,7 +272,7 @@ int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cos
     struct comm *comm = context;
     if (unlikely(!comm || !comm->seg))
         return NCCL_SUCCESS;
-    bool held = unlikely(comm->dseq % DCC_FINGERPRINT_CALLS == DCC_FINGERPRINT_CALLS / 2)
+    bool held = unlikely(comm->dseq % DCC_TIMED_ONE_IN == DCC_TIMED_ONE_IN / 2)
                     ? decide_timed(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels)
                     : decide(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
     if (unlikely(held)) /* pairs with the acquire in leave() */

@@ -7,8 +7,6 @@
 #include "ring.h"
 
 #define LONGEST_NS (3600ull * 1000000000ull)
-/* NCCL keeps this many timestamps per channel (src/include/device.h) and writes over the oldest. */
-#define TIMESTAMPS_KEPT 64
 
 /* Whether no operation that could have run since can have written over the timestamps of a slot's first one.
  */

@@ -12,6 +12,9 @@
 #include "comm.h"
 #include "short.h"
 
+/* NCCL keeps this many timestamps per channel (src/include/device.h) and writes over the oldest. */
+#define TIMESTAMPS_KEPT 64
+
 #define REFS_CHILDREN 0xffffu
 #define REFS_COLL (1u << 16)
 #define REFS_COLLS (0xffu << 16)

@@ -4,12 +4,11 @@
 #include <unistd.h>
 
 #include "comm.h"
+#include "govern.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define NAME "DynamICCL"
 #define UNKNOWN 255
-#define likely(x) __builtin_expect(!!(x), 1)
-#define unlikely(x) __builtin_expect(!!(x), 0)
 
 static _Atomic pid_t self; /* set at init, by any thread; getpid is a system call */
 
@@ -76,10 +75,9 @@ static int attach(unsigned abi, enum children children, void **context, int *mas
     struct comm *comm = comm_attach_profiler(abi, children, id, name, nodes, ranks, rank, log);
     *context = comm;
     if (comm && comm->seg)
-        /* One word for the whole process, which other communicators' threads read and write. */
-        __atomic_fetch_or(
-            mask, NCCL_EVENT_COLL | (children == CHILDREN_PROXY ? NCCL_EVENT_PROXY_OP : NCCL_EVENT_KERNEL_CH),
-            __ATOMIC_RELAXED);
+        govern_begin(comm, mask,
+                     NCCL_EVENT_COLL |
+                         (children == CHILDREN_PROXY ? NCCL_EVENT_PROXY_OP : NCCL_EVENT_KERNEL_CH));
     return NCCL_SUCCESS;
 }
 

@@ -140,6 +140,13 @@ void dcc_status(struct dcc_segment *seg, struct dcc_status *out) {
     out->dropped_timer = load(&p->dropped_timer, relaxed);
     out->undecided = load(&p->undecided, relaxed);
     out->merged = load(&p->merged, relaxed);
+    out->unprofiled = load(&p->unprofiled, relaxed);
+    out->spared = load(&p->spared, relaxed);
+    out->duty = load(&r->duty, relaxed);
+    if (out->duty > DCC_MOST_DUTY)
+        out->duty = DCC_MOST_DUTY;
+    out->overhead_ppm = load(&r->overhead_ppm, relaxed);
+    out->profile_ns = (int64_t)load(&p->profile_ns, relaxed);
     out->records = load(&seg->head, relaxed);
     out->backlog = out->records - load(&r->tail, relaxed);
     out->term = load(&r->term, relaxed);
@@ -237,6 +244,14 @@ int dcc_show_to(struct dcc_segment *seg, uint64_t term) {
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid) {
     store(&seg->runner.heartbeat_ns, now_ns, relaxed);
     store(&seg->runner.runner_pid, pid, relaxed);
+}
+
+void dcc_govern(struct dcc_segment *seg, uint64_t duty) {
+    store(&seg->runner.duty, duty > DCC_MOST_DUTY ? DCC_MOST_DUTY : duty, relaxed);
+}
+
+void dcc_note_overhead(struct dcc_segment *seg, uint64_t ppm) {
+    store(&seg->runner.overhead_ppm, ppm, relaxed);
 }
 
 /* An open version is one that is named pending, not folded and not aborted. */

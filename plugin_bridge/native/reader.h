@@ -24,6 +24,8 @@ struct dcc_status {
     uint64_t hold_waits, hold_wait_ns, overhead_ns, overhead_calls, plugin_heartbeat_ns, runner_heartbeat_ns,
         runner_pid;
     uint64_t records, dropped_full, dropped_busy, dropped_incomplete, dropped_timer, undecided, merged;
+    uint64_t unprofiled, spared, duty, overhead_ppm;
+    int64_t profile_ns;
     uint64_t backlog; /* records not yet drained */
     uint64_t term, in_band, out_of_step, staged_version, offered_version;
 };
@@ -82,6 +84,11 @@ uint64_t dcc_digest(const struct dcc_table *table);
 int dcc_show_to(struct dcc_segment *seg, uint64_t term);
 
 void dcc_beat(struct dcc_segment *seg, uint64_t now_ns, uint64_t pid);
+
+/* One window in 2^duty is profiled from the next one on. */
+void dcc_govern(struct dcc_segment *seg, uint64_t duty);
+/* What the plugin takes of its process's time, for whoever looks. */
+void dcc_note_overhead(struct dcc_segment *seg, uint64_t ppm);
 
 /* PREPARE: copies the table into the spare slot and promises to hold at *hold_at unless decided before. The
  * digest is of what the slot then holds. Asked again for the open version, answers the same hold_at. */

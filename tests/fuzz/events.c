@@ -20,6 +20,7 @@ uint64_t begun[SEGMENTS];
 static void *handles[HANDLES];
 static unsigned n_handles;
 static int own_pid;
+static int masks[RANKS]; /* NCCL's: each rank has one of its own */
 
 static const char *const funcs[] = {"AllReduce", "AllGather", "ReduceScatter", "Reduce",
                                     "Broadcast", "SendRecv",  "AllReduceX",    "",
@@ -48,35 +49,35 @@ void nccl_attach_profiler(struct rank *rank, struct input *in) {
         return;
     uint8_t how = take8(in);
     unsigned abi = 1 + how % 6;
-    int mask = 0, n = (int)take8(in) - 1, result;
+    int *mask = &masks[rank - ranks], n = (int)take8(in) - 1, result;
     uint64_t id = take(in, 1);
     const char *name = how & 64    ? NULL
                        : how & 128 ? "a name that is longer than the sixty-three bytes which are kept of it"
                                    : "g";
     switch (abi) {
     case 1:
-        result = ncclProfiler_v1.init(&rank->profiler, &mask);
+        result = ncclProfiler_v1.init(&rank->profiler, mask);
         break;
     case 2:
-        result = ncclProfiler_v2.init(&rank->profiler, &mask);
+        result = ncclProfiler_v2.init(&rank->profiler, mask);
         break;
     case 3:
-        result = ncclProfiler_v3.init(&rank->profiler, &mask);
+        result = ncclProfiler_v3.init(&rank->profiler, mask);
         break;
     case 4:
-        result = ncclProfiler_v4.init(&rank->profiler, &mask, name, id, 1, n, 0, NULL);
+        result = ncclProfiler_v4.init(&rank->profiler, mask, name, id, 1, n, 0, NULL);
         break;
     case 5:
-        result = ncclProfiler_v5.init(&rank->profiler, id, &mask, name, 1, n, 0, NULL);
+        result = ncclProfiler_v5.init(&rank->profiler, id, mask, name, 1, n, 0, NULL);
         break;
     default:
-        result = ncclProfiler_v6.init(&rank->profiler, id, &mask, name, 1, n, 0, NULL);
+        result = ncclProfiler_v6.init(&rank->profiler, id, mask, name, 1, n, 0, NULL);
     }
     MUST(result == NCCL_SUCCESS && rank->profiler);
     rank->profiler_abi = abi;
     struct comm *comm = rank->profiler;
     rank->seg = comm->seg;
-    MUST((mask != 0) == (comm->seg != NULL));
+    MUST((*mask != 0) == (comm->seg != NULL));
     if (!comm->seg)
         return;
     /* As after many records, and after many collectives: numbers wrap, generations come round. */

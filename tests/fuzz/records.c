@@ -106,7 +106,7 @@ static void account(unsigned i, uint64_t from) {
     uint64_t records = atomic_load(&seg->head) - from;
     uint64_t lost = atomic_load(&p->dropped_full) + atomic_load(&p->dropped_busy) +
                     atomic_load(&p->dropped_incomplete) + atomic_load(&p->dropped_timer);
-    MUST(begun[i] == records + lost + atomic_load(&p->merged));
+    MUST(begun[i] == records + lost + atomic_load(&p->merged) + atomic_load(&p->spared));
     MUST(atomic_load(&p->undecided) <= records);
     /* What a slow reader has not read by now lies where it was. */
     uint64_t tail = atomic_load(&seg->runner.tail);

@@ -152,6 +152,8 @@ void scribble(struct dcc_segment *seg, struct input *in) {
                                  &r->runner_pid,
                                  &r->tail,
                                  &r->term,
+                                 &r->duty,
+                                 &r->overhead_ppm,
                                  &seg->in_band.joined,
                                  &seg->in_band.staged,
                                  &seg->in_band.offered,

@@ -27,7 +27,7 @@ TARGETS = ("segment_open", "runner_words", "table", "records", "inband")
 SHARED = ("memory", "scribble", "nccl", "events", "file")
 # All of the plugin and of the reader, but for the creation of the file: see memory.h.
 SOURCES = (
-    *("table", "comm", "decide", "join", "calls", "coll_start", "children", "measure", "tuner", "profiler"),
+    *("table", "comm", "govern", "decide", "join", "calls", "coll_start", "children", "measure", "tuner", "profiler"),
     *("reader", "inband"),
 )
 # What would reach the kernel is answered by the targets: no execution makes a system call.

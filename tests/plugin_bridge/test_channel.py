@@ -38,10 +38,11 @@ RECORDS, RECORD_BYTES = 16384, 64
 MAGIC, ABI, STATE = 0, 8, 32
 DSEQ, APPLIED, PASSTHROUGH = 256, 320, 328
 DROPPED_FULL = 448
-FINGERPRINTS = 496
-COST_ROWS_USED, COST_ROWS = 752, 756
+UNPROFILED, PROFILE_NS, SPARED = 432, 440, 496
+FINGERPRINTS = 504
+COST_ROWS_USED, COST_ROWS = 760, 764
 HOLD_AT, BASE, BASE_AT, PENDING, DECISION, PROMISE = 23296, 23304, 23312, 23320, 23328, 23336
-TAIL, HEAD = 23360, 23424
+TAIL, DUTY, OVERHEAD_PPM, HEAD = 23360, 23376, 23384, 23424
 TABLES, TABLE_BYTES, RING, JOB = 23488, 24992, 98496, 1147072
 RECORD = struct.Struct("<QQQQIIIHBBBBBBBBBBQ")
 RECORD_FIELDS = [
@@ -124,7 +125,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
     with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert len(memory) == SEGMENT_BYTES
         header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
-        assert header == (0x4C43434D414E5944, 4, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
+        assert header == (0x4C43434D414E5944, 5, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
         identity = struct.unpack_from("<QQ8I64s64s", memory, 40)
         seen = channel.identity
         assert identity[:6] == (seen.comm_id, seen.start_time, seen.pid, seen.ordinal, seen.rank, seen.ranks)
@@ -236,7 +237,7 @@ def test_drain_takes_no_other_buffer(segment: tuple[NcclJob, Path]) -> None:
     ("offset", "data", "message"),
     [
         (MAGIC, b"\1", "not a channel: magic"),
-        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 4"),
+        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 5"),
         (STATE, b"\0\0\0\0", "still starting"),
         (12, b"\x80", "layout of another build: record 128"),
         (16, b"\1", "layout of another build"),
