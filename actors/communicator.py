@@ -15,6 +15,7 @@ from dynamiccl_ray.arrays import Bool, Int64
 from dynamiccl_ray.control.agreement import Agreement
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.keys import N_KEYS
+from dynamiccl_ray.plugin_bridge.coverage import Coverage
 
 # Tables whose records may still be on their way, and windows of calls that are compared.
 _TABLES: Final = 16
@@ -53,6 +54,8 @@ class Communicator:
     """By rank."""
     gone: set[int] = field(default_factory=set)
     """Ranks whose process has died, or has destroyed the communicator."""
+    coverage: dict[int, Coverage] = field(default_factory=dict)
+    """By rank."""
     rounds_alone: int = 0
     """Rounds without a rank that is served."""
     last_dseq: int = 0

@@ -10,6 +10,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.communicator import Communicator
+from dynamiccl_ray.actors.governor import Governor
 from dynamiccl_ray.actors.messages import CommContext
 from dynamiccl_ray.actors.reduction import positions
 from dynamiccl_ray.arrays import Float, Int64
@@ -25,8 +26,20 @@ def of_comm(loop: Loop, due: Due, comm: Communicator) -> Int64:
     return np.flatnonzero(loop.keys.group[due.row] == comm.number)
 
 
+def learns(loop: Loop, comm: Communicator) -> bool:
+    """Some key of it that runs has not learned yet, or nothing is known of it."""
+    runs = loop.idle[comm.rows] <= _WAITED_FOR
+    return not len(comm.rows) or bool((runs & (loop.phase[comm.rows] != Phase.EXPLOIT)).any())
+
+
 def comm_contexts(
-    loop: Loop, due: Due, comms: Mapping[int, Communicator], rewards: Mapping[int, Float], *, keeping: bool | None
+    loop: Loop,
+    due: Due,
+    comms: Mapping[int, Communicator],
+    rewards: Mapping[int, Float],
+    *,
+    governor: Governor,
+    keeping: bool | None,
 ) -> tuple[CommContext, ...]:
     """Of these communicators, and of those of their keys that are due. ``keeping``: nothing is wanted any more but what
     shall be left behind, with True what is exploited; None while the run goes on.
@@ -58,6 +71,7 @@ def comm_contexts(
                 max_channels=comm.max_channels,
                 in_band=comm.in_band,
                 off=bool(comm.off),
+                duty=governor.duty(learning=learns(loop, comm)),
             )
         )
     return tuple(contexts)

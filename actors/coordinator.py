@@ -15,8 +15,9 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.actors.communicator import Communicator
-from dynamiccl_ray.actors.contexts import NONE, comm_contexts, of_comm
+from dynamiccl_ray.actors.contexts import NONE, comm_contexts, learns, of_comm
 from dynamiccl_ray.actors.durability import pack, unpack
+from dynamiccl_ray.actors.governor import Governor
 from dynamiccl_ray.actors.intake import Intake, turn_off
 from dynamiccl_ray.actors.membership import Membership, Place
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
@@ -56,6 +57,7 @@ class Coordinator:
         self.loop = Loop(plan.experiment.control)
         self.membership = Membership(self._new)
         self.phases = Phases(self.loop)
+        self.governor = Governor(plan.experiment.overhead)
         self.intake = Intake(plan, self.loop, self.phases)
         self._reports: dict[str, list[CommReport]] = {}
         self._entropy: list[float] = []
@@ -160,6 +162,8 @@ class Coordinator:
             if report.comm in self.comms:
                 reports.setdefault(report.comm, []).append(report)
         asked = {c.comm: c.due for c in self.context.comms}
+        for report in (report for of in reports.values() for report in of):
+            self.governor.hear(report.overhead)
         parts = [self.intake.take(self.comms[comm], of, asked.get(comm)) for comm, of in reports.items()]
         phases = [self.loop.phase[part.rows] for part in parts]
         row = np.concatenate([NONE, *(part.rows for part in parts)])
@@ -168,6 +172,7 @@ class Coordinator:
         rewards = self._judge(due, parts, phases)
         self.phases.end_epoch(row, self._entropy)
         self._reports, self._entropy = {}, []
+        self.governor.end_epoch(exploiting=not all(learns(self.loop, comm) for comm in self.comms.values()))
         round_end = self.context.watching or self.phases.epochs_in_round >= self.experiment.epochs.per_round
         known = len(self.loop)
         self._forget(self.membership.bury())
@@ -301,7 +306,7 @@ class Coordinator:
     def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}
         asked = due if self.experiment.mode != "observe" else due.part(NONE)
-        contexts = comm_contexts(self.loop, asked, live, rewards, keeping=self._keeping)
+        contexts = comm_contexts(self.loop, asked, live, rewards, governor=self.governor, keeping=self._keeping)
         for comm in live.values():
             comm.agreement.open(self.next_version)
         version = self.next_version
@@ -343,6 +348,10 @@ class Coordinator:
             unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
             keys=phases.keys(),
             in_force={f"{c:x}": len(comm.in_force) for c, comm in self.comms.items() if comm.members},
+            coverage=members.coverage,
+            overhead=self.governor.status(
+                {f"{c:x}": self.governor.duty(learning=learns(self.loop, comm)) for c, comm in self.comms.items()}
+            ),
             ranks=sum(len(c.members) for c in self.comms.values()),
             runners=members.runners,
         )

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.messages import Member
+from dynamiccl_ray.plugin_bridge.coverage import Coverage
 
 Place = tuple[int, int]
 """A communicator, and a rank of it."""
@@ -27,6 +28,7 @@ class Membership:
         self._numbered = 0
         # Of communicators that are gone.
         self._unused = self._dropped = self._switches = 0
+        self._coverage = Coverage()
 
     # -- runners --
 
@@ -92,6 +94,7 @@ class Membership:
             self._switches += comm.switches
             for ranks in self._runners.values():
                 ranks -= {(comm.example.comm, rank) for rank in comm.agreement.ranks}
+        self._coverage = Coverage.sum([self._coverage, *(of for comm in gone for of in comm.coverage.values())])
         return gone
 
     # -- counts, of communicators that are gone, too --
@@ -105,6 +108,11 @@ class Membership:
     def dropped(self) -> int:
         """Records that were lost between NCCL and the runner."""
         return self._dropped + sum(sum(comm.dropped.values()) for comm in self.comms.values())
+
+    @property
+    def coverage(self) -> Coverage:
+        """What became of all collectives, as far as this coordinator has heard."""
+        return Coverage.sum([self._coverage, *(of for comm in self.comms.values() for of in comm.coverage.values())])
 
     @property
     def switches(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control.agreement import Answer, Decision, Standing
 from dynamiccl_ray.control.loop import Due
+from dynamiccl_ray.plugin_bridge.coverage import Coverage
 
 COLLECTIVE_DTYPE: Final = np.dtype(
     [
@@ -75,6 +77,7 @@ class RankNews:
     """That the job reported so far."""
     in_force: int = 0
     """Version of the table in force; 0 for none."""
+    coverage: Coverage = field(default_factory=Coverage)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,6 +97,8 @@ class CommReport:
     """Keys seen for the first time: NCCL's own cost table (7, 3)."""
     max_channels: int
     ranks: dict[int, RankNews]
+    overhead: float = math.nan
+    """The largest share of a process's time that the plugin took, in a stretch that has ended since; NaN for none."""
     staged: bytes | None = None
     """In band: the table that was handed to the ranks here since the last report."""
 
@@ -121,6 +126,8 @@ class CommContext:
     """Of all of its ranks: runners stage tables, and promise nothing."""
     off: bool
     """Tuning is off for this communicator: an empty table."""
+    duty: int = 0
+    """One window of its calls in 2^duty is profiled."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

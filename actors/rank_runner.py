@@ -18,6 +18,7 @@ import numpy as np
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
 from dynamiccl_ray.actions import OWN_ACTION
+from dynamiccl_ray.actors.governor import Meter
 from dynamiccl_ray.actors.messages import (
     COLLECTIVE_DTYPE,
     Collectives,
@@ -94,7 +95,7 @@ class RankRunner(PolicyRunner):
         self._staged: dict[int, bytes] = {}
         self._promise_s = FIRST_PROMISE_S
         self._term = 0
-        self._looked_at = 0.0
+        self._looked_at, self._meter = 0.0, Meter()
         sequence = self._experiment.control.learning.sequence
         self._drawer = Drawer(self.module.net, seed=self._experiment.seed, sequence=sequence)
         index, share = self.share
@@ -165,6 +166,7 @@ class RankRunner(PolicyRunner):
         context = self._join()
         for comm in context.comms if context.release else ():
             self._switch(comm, context, _NOTHING)
+        self._meter.leave(self._serving.ranks)
         deadline = time.monotonic() + RELEASED_S
         while not all(rank.stands_still() for rank in self._serving.ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -274,6 +276,7 @@ class RankRunner(PolicyRunner):
     def _collect(self, context: EpochContext) -> None:
         """Waits until this epoch's decisions have been measured on every rank here, or time is up."""
         settings = self._experiment.epochs
+        self._meter.follow(context, self._serving.ranks)
         if self._advance is not None:
             self._collect_in_steps(context, self._advance)
             return
@@ -293,6 +296,7 @@ class RankRunner(PolicyRunner):
             time.sleep(WATCH_POLL_S if context.watching else POLL_S)
         for rank in self._serving.ranks:
             rank.look()
+        self._meter.look(self._serving.ranks)
 
     def _collect_in_steps(self, context: EpochContext, advance: Callable[[], None]) -> None:
         """The same with a job that stands still between two steps: time is counted in these."""
@@ -357,6 +361,7 @@ class RankRunner(PolicyRunner):
             costs=costs,
             max_channels=max(rank.max_channels for rank in ranks),
             ranks={rank.rank: rank.news() for rank in ranks},
+            overhead=self._meter.take(),
             staged=self._staged.pop(comm, None),
         )
 

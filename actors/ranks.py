@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from dynamiccl_ray.control.agreement import Decision, Standing
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
 from dynamiccl_ray.plugin_bridge.channel import Channel, Status
+from dynamiccl_ray.plugin_bridge.coverage import Coverage
 from dynamiccl_ray.plugin_bridge.layout import ABORT, AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, UNDECIDED
 from dynamiccl_ray.plugin_bridge.timers import TimerCheck
 
@@ -34,6 +36,8 @@ class Rank:
     max_channels: int = 1
     rate_hz: float = 0.0
     """Calls of getCollInfo per second, lately; 0 until two looks are far enough apart."""
+    stepped_s: float = 0.0
+    """Time of the steps that the job has reported, as far as they were seen one by one or alike."""
     _timers: TimerCheck = field(default_factory=TimerCheck)
     _looked: tuple[float, int] | None = None
     # Before the last look; calls by then.
@@ -46,6 +50,10 @@ class Rank:
     _entries: tuple[tuple[int, int], ...] = ()
     _entries_of: int = 0
     _given_up: int = 0
+
+    @cached_property
+    def pid(self) -> int:
+        return self.channel.identity.pid
 
     @property
     def member(self) -> Member:
@@ -143,6 +151,7 @@ class Rank:
             return
         self._faults = said.faults
         if said.reports != self._reports:
+            self.stepped_s += max(said.reports - self._reports, 0) * said.iteration_s
             self._reports = said.reports
             self._steps[said.step] = (said.iteration_s, said.loss)
 
@@ -170,6 +179,7 @@ class Rank:
             steps=steps,
             faults=self._faults,
             in_force=status.base_version,
+            coverage=Coverage.of(status),
         )
 
     def refused(self) -> dict[int, int]:
@@ -195,7 +205,7 @@ class Rank:
 
     @staticmethod
     def _unmeasured(status: Status) -> int:
-        return status.dseq - status.records - sum(status.dropped.values())
+        return status.dseq - status.records - sum(status.dropped.values()) - status.unprofiled
 
 
 _RATE_S = 0.05

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dynamiccl_ray.agent.reward import Floats
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.plugin_bridge.coverage import Coverage
 
 SAMPLE_DTYPE: Final = np.dtype(
     [
@@ -104,9 +105,13 @@ class Status:
     """By phase."""
     in_force: dict[str, int] = field(default_factory=dict)
     """By communicator that is served, keys of which a table says something; 0 for NCCL's own choice everywhere."""
+    coverage: Coverage = field(default_factory=Coverage)
+    overhead: dict[str, Any] = field(default_factory=dict)
+    """``percent`` of a process's time that the plugin took (None: not measured), ``max_percent`` that it may, and
+    ``profiled_one_in``: by communicator, windows of which one is profiled."""
     ranks: int = 0
     runners: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
-        return asdict(self)
+        return {**asdict(self), "coverage": self.coverage.as_dict()}

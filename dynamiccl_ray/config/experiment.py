@@ -24,6 +24,7 @@ from dynamiccl_ray.agent.observation import (
 )
 from dynamiccl_ray.agent.reward import Reward
 from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.config.overhead import Overhead
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
 from dynamiccl_ray.fabric.load import IDLE, Load
@@ -383,6 +384,7 @@ class Online(Section):
     actions: Actions = Actions()
     control: Control = Control()
     epochs: Epochs = Epochs()
+    overhead: Overhead = Overhead()
     reward: Reward = Reward()
     ppo: OnlinePpo = OnlinePpo()
     ray: Ray = Ray()

@@ -89,6 +89,10 @@ class Run:
     stages: list[Regime]
     samples: Samples
     rewards: Rewards
+    coverage: list[tuple[str, int, float]]
+    """What became of calls, how many, and their share of all; empty where none were counted."""
+    overhead_percent: float | None
+    """Of a training process's time, what the plugin took; None where it was not measured."""
 
     def since(self, event: Mapping[str, Any]) -> npt.NDArray[np.int64]:
         """(N,) collectives from an event to each sample: calls where all ranks have their calls in common, else as
@@ -129,6 +133,10 @@ def read_run(directory: Path) -> Run:
             stages=stages,
             samples=_read_samples(directory, events, stages),
             rewards=_read_rewards(directory),
+            coverage=_coverage(summary.get("coverage", {})),
+            overhead_percent=None
+            if (percent := summary.get("overhead", {}).get("percent")) is None
+            else float(percent),
         )
     except ConfigError:
         raise
@@ -224,6 +232,18 @@ def _read_rewards(directory: Path) -> Rewards:
             terms[name] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     phase = table["phase"].to_numpy().astype(np.str_)[first]
     return Rewards(epoch=epoch.astype(np.int64), phase=phase, terms=terms)
+
+
+def _coverage(counts: dict[str, Any]) -> list[tuple[str, int, float]]:
+    """Runs of earlier versions have none."""
+    calls = int(counts.get("calls", 0))
+    if calls <= 0:
+        return []
+    rows = {"all": calls, "tuned": counts["tuned"]}
+    rows |= {f"bypassed: {cause}": n for cause, n in counts["bypassed"].items()}
+    rows |= {"measured": counts["measured"], "not profiled": counts["not_profiled"], "lost": counts["lost"]}
+    rows |= {"not heard of": counts["unheard"]}
+    return [(what, int(n), int(n) / calls) for what, n in rows.items()]
 
 
 def _series(comm: int, key: int) -> int:

@@ -76,6 +76,8 @@ def summarise(
         "agreement_violations": violations,
         "dropped_records": status.dropped,
         "unused_records": status.unused,
+        "coverage": status.coverage.as_dict(),
+        "overhead": status.overhead,
         "alarms": [asdict(alarm) for alarm in status.alarms if alarm.anew],
         "checks": [asdict(alarm) for alarm in status.alarms if not alarm.anew],
         "off": status.off,

@@ -68,6 +68,9 @@ def _summary(**changes: Any) -> dict[str, Any]:
         "history": [{"round": i, "epoch": 10 * (i + 1), "phase": PHASES[i][0], "entropy": 2.0 / (i + 1),
                      "collectives": 1000 * (i + 1), "version": 0} for i in range(6)],
         "detection_delay": None, "detection_delay_key_samples": None, "after": [], "seconds": 3.0,
+        "coverage": {"calls": 80_000, "tuned": 52_000, "measured": 10_000, "lost": 40, "not_profiled": 69_900,
+                     "unheard": 60, "bypassed": {"no_table": 8_000, "no_entry": 20_000}},
+        "overhead": {"percent": 0.31, "max_percent": 0.5, "profiled_one_in": {"1": 8}},
         "stands_for": "8 processes stand for ranks 0-3 of nodes 0-1 among 64 ranks on 8 nodes",
         **_result(_rows(1.0)), **changes,
     }  # fmt: skip
@@ -162,6 +165,16 @@ def test_numbers_are_the_summarys(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert expected in page.text
     assert page.tags.count("img") == 5
+
+
+def test_coverage_is_a_table(tmp_path: Path) -> None:
+    page = _page(_write(tmp_path, _summary()))
+    for row in ("tuned 52,000 65.0%", "bypassed: no_table 8,000 10.0%", "bypassed: no_entry 20,000 25.0%",
+                "measured 10,000 12.5%", "not profiled 69,900 87.4%", "lost 40 0.1%", "took 0.31%"):  # fmt: skip
+        assert row in page.text
+    earlier = _summary()
+    del earlier["coverage"], earlier["overhead"]
+    assert "Coverage" not in _page(_write(tmp_path, earlier)).text
 
 
 def test_says_how_much_the_smallest_sizes_weigh(tmp_path: Path) -> None:
