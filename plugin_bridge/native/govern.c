@@ -62,13 +62,13 @@ void govern_end(struct comm *comm) {
     comm->events = NULL;
 }
 
-/* The same on all ranks. Windows of a longer duty are among those of a shorter one, so that ranks which hear
- * of a change at different calls still profile the same. Drawn, and not every n-th, so that no part of a step
- * is passed over for ever. */
+/* SplitMix64 (Steele, Lea, Flood 2014), the same on all ranks. Windows of a longer duty are among those of a
+ * shorter one, so that ranks which hear of a change at different calls still profile the same. Drawn, and not
+ * every n-th, so that no part of a step is passed over for ever. */
 static bool is_profiled(uint64_t window, uint64_t duty) {
     if (duty > DCC_MOST_DUTY)
         duty = DCC_MOST_DUTY;
-    return (dcc_mix(window) & ((1u << duty) - 1)) == 0;
+    return (dcc_mix(window * 0x9e3779b97f4a7c15ull) & ((1u << duty) - 1)) == 0;
 }
 
 void govern_edge(struct comm *comm, uint64_t d) {

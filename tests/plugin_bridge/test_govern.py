@@ -25,7 +25,7 @@ HEARD = [call for call in CALLS if call[0] is not Collective.BROADCAST]
 
 
 def is_profiled(window: int, duty: int) -> bool:
-    x = window
+    x = window * 0x9E3779B97F4A7C15 & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
     return (x ^ (x >> 31)) % (1 << duty) == 0

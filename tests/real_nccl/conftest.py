@@ -27,6 +27,7 @@ SUBJECTS = {
     "test_spy": ("emulated NCCL", "the same calls of both plugins, kernels and costs as NCCL itself"),
     "test_versions": ("versions", "each interface is found, asked and obeyed; what it measures is recorded"),
     "test_records": ("records", "what NCCL chose, times within 5 %; none that is wrong is believed"),
+    "test_windows": ("windows", "all of a window is measured on all ranks, or nothing of it"),
     "test_tables": ("tables", "all ranks change to a table at the same call"),
     "test_ends": ("ends", "every order of destroy, finalize and abort, while records are read"),
     "test_online": ("online", "a job of several groups is learned, exploited, and learned anew after a shift"),

@@ -1,7 +1,7 @@
 /* Both ends of the channel in one process, so that the sanitizers see both: the plugin's sources and the
  * runner's are linked in and driven from threads that know nothing of each other.
  *
- *   stress [ring|agreement|events|lost|stale|groups|passed-over|sure|job] [SEED]
+ *   stress [ring|agreement|events|lost|stale|groups|passed-over|sure|mask|pause|job] [SEED]
  *      everything without an argument
  *
  * Prints a line per part. Ends with 1 and a line that says what broke. */
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "comm.h"
+#include "govern.h"
 #include "reader.h"
 #include "ring.h"
 #include "table.h"
@@ -736,6 +737,118 @@ static void test_sure(uint64_t seed) {
     printf("sure: timers of 63 operations are, of more are not\n");
 }
 
+/* ---- windows ---- */
+
+enum {
+    GOVERNED = 3,
+    GOVERNED_CALLS = 40 * DCC_WINDOW_CALLS,
+    GOVERNED_ROUNDS = 30,
+    EVENTS = 0x42,
+    OTHERS = 0x100
+};
+
+static int nccl_mask;
+
+static void call_once(struct comm *comm) {
+    float cost[DCC_ALGOS][DCC_PROTOS] = {{1.0f}};
+    int channels = 0;
+    comm_decide(comm, ALL_REDUCE, CALL_BYTES, 1, (float **)(void *)cost, DCC_ALGOS, DCC_PROTOS, 0, &channels);
+}
+
+static void *call_windows(void *argument) {
+    struct caller *self = argument;
+    uint64_t random = self->seed;
+    for (int i = 0; i < GOVERNED_CALLS; i++) {
+        if (draw(&random) % 64 == 0)
+            dcc_govern(self->comm->seg, draw(&random) % 4);
+        call_once(self->comm);
+    }
+    return NULL;
+}
+
+static bool events_are_on(void) {
+    int mask = __atomic_load_n(&nccl_mask, __ATOMIC_RELAXED);
+    if ((mask & OTHERS) != OTHERS || ((mask & EVENTS) != 0 && (mask & EVENTS) != EVENTS))
+        fail("mask: %#x", mask);
+    return mask & EVENTS;
+}
+
+/* Threads turn one mask on and off. When they stand still, it is on if any of them wants it. */
+static void test_mask(uint64_t seed) {
+    struct caller callers[GOVERNED];
+    pthread_t threads[GOVERNED];
+    unsigned on = 0;
+    nccl_mask = OTHERS; /* somebody else's bits */
+    for (unsigned i = 0; i < GOVERNED; i++) {
+        struct comm *comm = comm_attach_profiler(6, CHILDREN_GPU, 20 + i, "mask", 1, 2, 0, NULL);
+        if (!comm || comm_attach_tuner(6, 20 + i, 2, 1, NULL) != comm || !comm->seg)
+            fail("mask: no channel");
+        govern_begin(comm, &nccl_mask, EVENTS);
+        callers[i] = (struct caller){.comm = comm, .seed = seed + i};
+    }
+    for (unsigned round = 0; round < GOVERNED_ROUNDS; round++) {
+        bool wanted = false;
+        for (unsigned i = 0; i < GOVERNED; i++)
+            threads[i] = begin(call_windows, &callers[i]);
+        for (unsigned i = 0; i < GOVERNED; i++)
+            pthread_join(threads[i], NULL);
+        for (unsigned i = 0; i < GOVERNED; i++)
+            wanted |= callers[i].comm->wants_events;
+        if (events_are_on() != wanted)
+            fail("mask: events are %s", wanted ? "off, and wanted" : "on, and not wanted");
+        on += wanted;
+        for (unsigned i = 0; i < GOVERNED; i++, callers[i - 1].seed += 100)
+            for (unsigned n = 0; n < (round + i) * 7 % 256; n++)
+                call_once(callers[i].comm);
+    }
+    uint64_t unprofiled = 0;
+    for (unsigned i = 0; i < GOVERNED; i++) {
+        struct dcc_status status;
+        dcc_status(callers[i].comm->seg, &status);
+        unprofiled += status.unprofiled;
+        comm_detach_profiler(callers[i].comm);
+        comm_detach_tuner(callers[i].comm);
+    }
+    if (events_are_on() || !unprofiled || on == 0 || on == GOVERNED_ROUNDS)
+        fail("mask: on in %u of %u rounds", on, GOVERNED_ROUNDS);
+    printf("mask: on in %u of %d rounds, as it was wanted\n", on, GOVERNED_ROUNDS);
+}
+
+/* NCCL counts what it does not profile, so the first operation after a pause may write over any timer. */
+static void test_pause(uint64_t seed) {
+    (void)seed;
+    struct comm *comm = comm_attach_profiler(6, CHILDREN_GPU, 30, "pause", 1, 2, 0, NULL);
+    if (!comm || comm_attach_tuner(6, 30, 2, 1, NULL) != comm || !comm->seg)
+        fail("pause: no channel");
+    nccl_mask = OTHERS;
+    govern_begin(comm, &nccl_mask, EVENTS);
+    for (int turn = 0; turn < 2; turn++) {
+        struct dcc_record record;
+        struct coll_event event = {
+            .count = CALL_BYTES / 4, .element_bytes = 4, .func = ALL_REDUCE, .channels = 1};
+        event.api = comm_api_start(comm, comm_group_api_start());
+        call_once(comm);
+        void *handle = comm_coll_start(comm, &event);
+        /* Nothing is profiled, until it is again. */
+        dcc_govern(comm->seg, turn ? DCC_MOST_DUTY : 0);
+        while (turn && events_are_on())
+            call_once(comm);
+        while (turn && !events_are_on())
+            call_once(comm);
+        comm_api_start(comm, comm_group_api_start());
+        void *child = comm_child_start(handle, 0, 100);
+        comm_child_timer(child, 200);
+        comm_event_stop(child);
+        if (dcc_drain(comm->seg, &record, 1) != 1)
+            fail("pause: no record");
+        if (((record.flags & DCC_RECORD_SURE) != 0) != (turn == 0))
+            fail("pause: flags %u in turn %d", record.flags, turn);
+    }
+    comm_detach_profiler(comm);
+    comm_detach_tuner(comm);
+    printf("pause: no timer from before one is sure\n");
+}
+
 /* ---- the job's reports ---- */
 
 #define REPORTS_READ 2000
@@ -791,6 +904,8 @@ int main(int argc, char **argv) {
                  {"groups", test_groups},
                  {"passed-over", test_passed_over},
                  {"sure", test_sure},
+                 {"mask", test_mask},
+                 {"pause", test_pause},
                  {"job", test_job}};
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
