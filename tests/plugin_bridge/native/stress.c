@@ -1,7 +1,7 @@
 /* Both ends of the channel in one process, so that the sanitizers see both: the plugin's sources and the
  * runner's are linked in and driven from threads that know nothing of each other.
  *
- *   stress [ring|agreement|events|lost|stale|groups|passed-over|sure|mask|pause|job] [SEED]
+ *   stress [ring|agreement|events|lost|stale|groups|passed-over|sure|mask|pause|timed|job] [SEED]
  *      everything without an argument
  *
  * Prints a line per part. Ends with 1 and a line that says what broke. */
@@ -18,12 +18,10 @@
 
 #include "comm.h"
 #include "govern.h"
+#include "handle.h"
 #include "reader.h"
 #include "ring.h"
 #include "table.h"
-
-#define load(p, order) atomic_load_explicit(p, memory_order_##order)
-#define store(p, v, order) atomic_store_explicit(p, v, memory_order_##order)
 
 static _Noreturn void fail(const char *format, ...) {
     va_list arguments;
@@ -200,6 +198,7 @@ struct caller {
     struct comm *comm;
     uint64_t seed;
     _Atomic bool stop;
+    struct caller *all;
 };
 
 static uint8_t channels_of(uint64_t version) {
@@ -739,31 +738,15 @@ static void test_sure(uint64_t seed) {
 
 /* ---- windows ---- */
 
-enum {
-    GOVERNED = 3,
-    GOVERNED_CALLS = 40 * DCC_WINDOW_CALLS,
-    GOVERNED_ROUNDS = 30,
-    EVENTS = 0x42,
-    OTHERS = 0x100
-};
+enum { GOVERNED = 2, GOVERNED_ROUNDS = 20000, EVENTS = 0x42, OTHERS = 0x100 };
 
 static int nccl_mask;
+static _Atomic unsigned arrived;
 
 static void call_once(struct comm *comm) {
     float cost[DCC_ALGOS][DCC_PROTOS] = {{1.0f}};
     int channels = 0;
     comm_decide(comm, ALL_REDUCE, CALL_BYTES, 1, (float **)(void *)cost, DCC_ALGOS, DCC_PROTOS, 0, &channels);
-}
-
-static void *call_windows(void *argument) {
-    struct caller *self = argument;
-    uint64_t random = self->seed;
-    for (int i = 0; i < GOVERNED_CALLS; i++) {
-        if (draw(&random) % 64 == 0)
-            dcc_govern(self->comm->seg, draw(&random) % 4);
-        call_once(self->comm);
-    }
-    return NULL;
 }
 
 static bool events_are_on(void) {
@@ -773,35 +756,51 @@ static bool events_are_on(void) {
     return mask & EVENTS;
 }
 
+static void meet(void) {
+    unsigned turn = atomic_fetch_add(&arrived, 1) / GOVERNED;
+    while (atomic_load(&arrived) / GOVERNED == turn)
+        sched_yield();
+}
+
+/* All come to the edge of a window at once. */
+static void *cross_edges(void *argument) {
+    struct caller *self = argument;
+    struct comm *comm = self->comm;
+    uint64_t random = self->seed;
+    for (int round = 0; round < GOVERNED_ROUNDS; round++) {
+        comm->profiling_next = draw(&random) % 2;
+        comm->dseq += DCC_WINDOW_CALLS - 1 - comm->dseq % DCC_WINDOW_CALLS;
+        meet();
+        call_once(comm);
+        atomic_store(&self->stop, comm->wants_events);
+        meet();
+        bool wanted = false;
+        for (struct caller *c = self->all; c < self->all + GOVERNED; c++)
+            wanted |= atomic_load(&c->stop);
+        if (comm->wants_events != comm->profiling_next || events_are_on() != wanted)
+            fail("mask: events are %s", wanted ? "off, and wanted" : "on, and not wanted");
+        meet();
+    }
+    return NULL;
+}
+
 /* Threads turn one mask on and off. When they stand still, it is on if any of them wants it. */
 static void test_mask(uint64_t seed) {
     struct caller callers[GOVERNED];
     pthread_t threads[GOVERNED];
-    unsigned on = 0;
+    uint64_t unprofiled = 0;
     nccl_mask = OTHERS; /* somebody else's bits */
     for (unsigned i = 0; i < GOVERNED; i++) {
         struct comm *comm = comm_attach_profiler(6, CHILDREN_GPU, 20 + i, "mask", 1, 2, 0, NULL);
         if (!comm || comm_attach_tuner(6, 20 + i, 2, 1, NULL) != comm || !comm->seg)
             fail("mask: no channel");
         govern_begin(comm, &nccl_mask, EVENTS);
-        callers[i] = (struct caller){.comm = comm, .seed = seed + i};
+        callers[i] = (struct caller){.comm = comm, .seed = seed * GOVERNED + i, .all = callers};
     }
-    for (unsigned round = 0; round < GOVERNED_ROUNDS; round++) {
-        bool wanted = false;
-        for (unsigned i = 0; i < GOVERNED; i++)
-            threads[i] = begin(call_windows, &callers[i]);
-        for (unsigned i = 0; i < GOVERNED; i++)
-            pthread_join(threads[i], NULL);
-        for (unsigned i = 0; i < GOVERNED; i++)
-            wanted |= callers[i].comm->wants_events;
-        if (events_are_on() != wanted)
-            fail("mask: events are %s", wanted ? "off, and wanted" : "on, and not wanted");
-        on += wanted;
-        for (unsigned i = 0; i < GOVERNED; i++, callers[i - 1].seed += 100)
-            for (unsigned n = 0; n < (round + i) * 7 % 256; n++)
-                call_once(callers[i].comm);
-    }
-    uint64_t unprofiled = 0;
+    for (unsigned i = 0; i < GOVERNED; i++)
+        threads[i] = begin(cross_edges, &callers[i]);
+    for (unsigned i = 0; i < GOVERNED; i++)
+        pthread_join(threads[i], NULL);
     for (unsigned i = 0; i < GOVERNED; i++) {
         struct dcc_status status;
         dcc_status(callers[i].comm->seg, &status);
@@ -809,9 +808,9 @@ static void test_mask(uint64_t seed) {
         comm_detach_profiler(callers[i].comm);
         comm_detach_tuner(callers[i].comm);
     }
-    if (events_are_on() || !unprofiled || on == 0 || on == GOVERNED_ROUNDS)
-        fail("mask: on in %u of %u rounds", on, GOVERNED_ROUNDS);
-    printf("mask: on in %u of %d rounds, as it was wanted\n", on, GOVERNED_ROUNDS);
+    if (events_are_on() || !unprofiled)
+        fail("mask: on at the end");
+    printf("mask: %d rounds, on and off as it was wanted\n", GOVERNED_ROUNDS);
 }
 
 /* NCCL counts what it does not profile, so the first operation after a pause may write over any timer. */
@@ -847,6 +846,31 @@ static void test_pause(uint64_t seed) {
     comm_detach_profiler(comm);
     comm_detach_tuner(comm);
     printf("pause: no timer from before one is sure\n");
+}
+
+/* One collective in so many is timed, with all of its channels. */
+static void test_timed(uint64_t seed) {
+    (void)seed;
+    struct comm *comm = comm_attach_profiler(6, CHILDREN_GPU, 31, "timed", 1, 2, 0, NULL);
+    if (!comm || !comm->seg)
+        fail("timed: no channel");
+    struct coll_event event = {.count = 1, .element_bytes = 4, .func = ALL_REDUCE, .channels = 1};
+    unsigned timed = 0, children = 0;
+    for (unsigned i = 0; i < 64 * DCC_TIMED_ONE_IN; i++) {
+        struct dcc_record record;
+        void *handle = comm_coll_start(comm, &event), *child = comm_child_start(handle, 0, 100);
+        timed += is_timed_handle(handle);
+        children += is_timed_handle(child);
+        comm_child_timer(child, 200);
+        comm_event_stop(child);
+        comm_event_stop(handle);
+        if (dcc_drain(comm->seg, &record, 1) != 1 || record.exec_ns != 100)
+            fail("timed: no record, or of %llu ns", (unsigned long long)record.exec_ns);
+    }
+    if (timed < 63 || timed > 65 || children != timed || load(&comm->profile_ns, relaxed) == 0)
+        fail("timed: %u, and %u channels", timed, children);
+    comm_detach_profiler(comm);
+    printf("timed: %u of %u collectives\n", timed, 64 * DCC_TIMED_ONE_IN);
 }
 
 /* ---- the job's reports ---- */
@@ -906,6 +930,7 @@ int main(int argc, char **argv) {
                  {"sure", test_sure},
                  {"mask", test_mask},
                  {"pause", test_pause},
+                 {"timed", test_timed},
                  {"job", test_job}};
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
