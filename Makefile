@@ -109,7 +109,7 @@ sanitize: $(VENV)/ready
 	    $(CC) $(CFLAGS) -DDCC_STRESS -fsanitize=$$s -fno-sanitize-recover=all -I$(NATIVE) -o $$dir/stress $(STRESS_SRC) \
 	        $(PLUGIN_SRC) $(NATIVE)/reader.c -lpthread && \
 	    $$dir/stress && \
-	    DYNAMICCL_NATIVE_DIR=$$dir $(BIN)/python -m pytest -q tests/plugin_bridge/test_plugin.py || exit 1; \
+	    DYNAMICCL_NATIVE_DIR=$$dir $(BIN)/python -m pytest -q tests/plugin_bridge/test_plugin.py tests/plugin_bridge/test_govern.py || exit 1; \
 	done
 
 # The plugin under NCCL's own host code. NCCL_SRC: trees or tarballs of NCCL, separated by colons; each is built once.

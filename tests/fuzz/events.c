@@ -51,6 +51,7 @@ void nccl_attach_profiler(struct rank *rank, struct input *in) {
     unsigned abi = 1 + how % 6;
     int *mask = &masks[rank - ranks], n = (int)take8(in) - 1, result;
     uint64_t id = take(in, 1);
+    *mask = 0; /* the rank's last profiler may have left it on */
     const char *name = how & 64    ? NULL
                        : how & 128 ? "a name that is longer than the sixty-three bytes which are kept of it"
                                    : "g";

@@ -446,7 +446,20 @@ def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
-PARTS = ["ring", "agreement", "events", "lost", "stale", "groups", "passed-over", "sure", "mask", "pause", "timed", "job"]
+PARTS = [
+    "ring",
+    "agreement",
+    "events",
+    "lost",
+    "stale",
+    "groups",
+    "passed-over",
+    "sure",
+    "mask",
+    "pause",
+    "timed",
+    "job",
+]
 
 
 @pytest.mark.parametrize("part", PARTS)

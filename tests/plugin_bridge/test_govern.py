@@ -11,7 +11,6 @@ from test_plugin import SHIPPED, drain_all, finish
 
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.plugin_bridge.channel import Channel
-from dynamiccl_ray.plugin_bridge.doctor import diagnose
 from dynamiccl_ray.plugin_bridge.layout import DECIDED, MOST_DUTY, TIMED_ONE_IN, StatusWords, library
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
 from dynamiccl_ray.plugin_bridge.program import Comm, Ops, Program
@@ -211,21 +210,3 @@ def test_the_plugin_times_a_few_of_its_calls(rig: Rig) -> None:
         library().dcc_status(channel.mapped, ctypes.byref(raw))
         assert raw.overhead_calls == (3000 * len(HEARD) + TIMED_ONE_IN // 2 - 1) // TIMED_ONE_IN
         assert raw.profile_ns > 0
-
-
-def test_doctor_says_what_becomes_of_a_jobs_collectives(rig: Rig) -> None:
-    job = rig.start(play(CALLS[:4], places=(0, 1), steps=300))
-    for (channel,) in rig.channels(job):
-        channel.govern(3)
-        channel.note_overhead(0.0031)
-    name = f"job {rig.job_id}"
-
-    def found() -> str:
-        return next(check.found for check in diagnose() if check.name == name)
-
-    assert found() == "no collective yet"
-    go_on(job, 200)
-    wait_for(lambda: found().startswith("1,600 collectives over its ranks here: 0.0% tuned, bypassed: no_table 100.0%"))
-    expected = len(profiled_calls(800, 3)) / 800
-    wait_for(lambda: f"; {expected:.1%} measured, {1 - expected:.1%} not profiled, 0.0% lost;" in found())
-    assert found().endswith("; 1 window in 8 is profiled; the plugin takes 0.31% of a process's time")
