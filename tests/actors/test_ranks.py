@@ -22,13 +22,20 @@ class Played:
     """Calls before the clock began."""
     records: int = 0
     dropped: dict[str, int] = field(default_factory=lambda: {"full": 0, "timer": 0})
+    unprofiled: int = 0
     backlog: int = 0
 
     @property
     def status(self) -> Any:
         self.now += self.stall_s
         calls = self.before + round((self.now - 100.0) * self.hz)
-        return SimpleNamespace(dseq=calls, records=self.records, dropped=self.dropped, backlog=self.backlog)
+        return SimpleNamespace(
+            dseq=calls,
+            records=self.records,
+            dropped=self.dropped,
+            unprofiled=self.unprofiled,
+            backlog=self.backlog,
+        )
 
     def beat(self) -> None:
         pass
@@ -92,6 +99,10 @@ def test_a_rank_stands_still_once_every_call_is_accounted_for(its: Played) -> No
     assert rank.standing_still
     its.backlog = 1
     assert not rank.standing_still, "measured, and not drained yet"
+    its.backlog, its.before = 0, 13
+    assert not rank.standing_still
+    its.unprofiled = 3
+    assert rank.standing_still, "nobody measures those"
 
 
 def test_what_was_given_up_is_waited_for_no_more_and_what_comes_later_is(its: Played) -> None:
