@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import ArrayLike
 
 from dynamiccl_ray.actors.messages import Collectives, Member, RankNews
@@ -38,6 +39,8 @@ class Communicator:
     """(K,) row of each key in the control loop."""
     version: int = 0
     """In force."""
+    recorded: set[int] = field(default_factory=set)
+    """Those of ``tables`` that are not applied."""
     tables: dict[int, Int64] = field(default_factory=lambda: {0: np.zeros(N_KEYS, np.int64)})
     """Version -> (N_KEYS,) flat actions, of the last ones."""
     max_channels: int = 1
@@ -58,6 +61,10 @@ class Communicator:
     """By rank."""
     rounds_alone: int = 0
     """Rounds without a rank that is served."""
+    took_us: float = 0.0
+    """Of collectives whose decision is over, and that NCCL's own choice is known for: what they took, and what they
+    would have taken with it."""
+    own_us: float = 0.0
     last_dseq: int = 0
     """Of the last collective that all ranks have measured."""
     _alone: Bool = field(default_factory=lambda: np.zeros(N_KEYS, np.bool_))
@@ -136,9 +143,12 @@ class Communicator:
     def propose(self, table: DecisionTable) -> None:
         """A table that may come into force."""
         self.tables[table.version] = table.flat()
+        if not table.apply:
+            self.recorded.add(table.version)
         for version in sorted(self.tables)[:-_TABLES]:
             if version != self.version:
                 del self.tables[version]
+        self.recorded &= self.tables.keys()
 
     def adopt_from(self, member: Member) -> None:
         """What a rank has in force: a table from before this coordinator began is one that it does not know."""
@@ -162,6 +172,12 @@ class Communicator:
             return {}
         keys = np.flatnonzero(table)
         return dict(zip(keys.tolist(), table[keys].tolist(), strict=True))
+
+    def weigh(self, decisions: npt.NDArray[Any]) -> None:
+        """Decisions (``DECISION_DTYPE``) that are over: what tuning has gained so far, with all that was tried."""
+        known = decisions[np.isfinite(decisions["own_us"])]
+        self.took_us += float((known["samples"] * known["got_us"]).sum())
+        self.own_us += float((known["samples"] * known["own_us"]).sum())
 
     # -- durability --
 
@@ -188,4 +204,4 @@ class Communicator:
 
 
 _OF_MEMBER: Final = ("comm", "rank", "ranks", "nodes", "tuner_abi", "profiler_abi", "user_env")
-_DURABLE: Final = ("number", "version", "max_channels", "off", "switches", "unused", "last_dseq")
+_DURABLE: Final = ("number", "version", "max_channels", "off", "switches", "unused", "last_dseq", "took_us", "own_us")

@@ -8,12 +8,10 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.communicator import Communicator
-from dynamiccl_ray.actors.governor import Governor
 from dynamiccl_ray.actors.messages import CommContext
 from dynamiccl_ray.actors.reduction import positions
-from dynamiccl_ray.arrays import Float, Int64
+from dynamiccl_ray.arrays import Bool, Float, Int64
 from dynamiccl_ray.control.loop import Due, Loop, Phase
 
 # Epochs without a collective of it after which no epoch waits for a key.
@@ -26,10 +24,10 @@ def of_comm(loop: Loop, due: Due, comm: Communicator) -> Int64:
     return np.flatnonzero(loop.keys.group[due.row] == comm.number)
 
 
-def learns(loop: Loop, comm: Communicator) -> bool:
-    """Some key of it that runs has not learned yet, or nothing is known of it."""
+def learns(loop: Loop, comm: Communicator, held: Bool) -> bool:
+    """Some key of it that runs and is not ``held`` (K,) has not learned yet, or nothing is known of it."""
     runs = loop.idle[comm.rows] <= _WAITED_FOR
-    return not len(comm.rows) or bool((runs & (loop.phase[comm.rows] != Phase.EXPLOIT)).any())
+    return not len(comm.rows) or bool((runs & (loop.phase[comm.rows] != Phase.EXPLOIT) & ~held[comm.rows]).any())
 
 
 def comm_contexts(
@@ -38,17 +36,15 @@ def comm_contexts(
     comms: Mapping[int, Communicator],
     rewards: Mapping[int, Float],
     *,
-    governor: Governor,
-    keeping: bool | None,
+    held: Bool,
+    wanted: Int64,
+    duties: Mapping[int, int],
 ) -> tuple[CommContext, ...]:
-    """Of these communicators, and of those of their keys that are due. ``keeping``: nothing is wanted any more but what
-    shall be left behind, with True what is exploited; None while the run goes on.
+    """Of these communicators, and of those of their keys that are due. The loop does not decide on keys that are
+    ``held`` (K,); ``wanted`` (K,) is what is wanted of each. ``duties`` by communicator.
     """
-    wanted = loop.wanted
-    if keeping is not None:
-        due = due.part(NONE)
-        wanted = np.where((loop.phase == Phase.EXPLOIT) & keeping, wanted, OWN_ACTION)
-    waited_for = (loop.idle <= _WAITED_FOR) & (loop.measured > 0) & (loop.phase != Phase.EXPLOIT)
+    due = due.part(np.flatnonzero(~held[due.row]))
+    waited_for = (loop.idle <= _WAITED_FOR) & (loop.measured > 0) & (loop.phase != Phase.EXPLOIT) & ~held
     need = np.where(waited_for, loop.need, 0)
     contexts = []
     for comm_id, comm in comms.items():
@@ -65,13 +61,14 @@ def comm_contexts(
                 need=needed,
                 in_force=comm.in_force,
                 version_in_force=comm.version,
+                applied=comm.version not in comm.recorded,
                 due=dataclasses.replace(part, row=at),
                 # Nobody was told of a decision that came to its end before all ranks were served.
                 reward=rewards.get(comm_id, np.full(len(of_comm(loop, due, comm)), np.nan))[: len(mine)],
                 max_channels=comm.max_channels,
                 in_band=comm.in_band,
                 off=bool(comm.off),
-                duty=governor.duty(learning=learns(loop, comm)),
+                duty=duties[comm_id],
             )
         )
     return tuple(contexts)

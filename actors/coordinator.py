@@ -9,11 +9,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 
+from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.contexts import NONE, comm_contexts, learns, of_comm
 from dynamiccl_ray.actors.durability import pack, unpack
@@ -23,18 +25,20 @@ from dynamiccl_ray.actors.membership import Membership, Place
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.phases import Phases
 from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.actors.reduction import Part, measured, positions
+from dynamiccl_ray.actors.reduction import Part, decisions, measured, positions
 from dynamiccl_ray.actors.rewards import JobReward
 from dynamiccl_ray.actors.status import Alarm, Epoch, Status
+from dynamiccl_ray.actors.steering import Steering, check
 from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
 from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, new_term
-from dynamiccl_ray.control.loop import Due, Keys, Loop
+from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase, Verdicts
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import DAMAGED, RunError, short
 from dynamiccl_ray.keys import key_name
+from dynamiccl_ray.plugin_bridge.layout import MOST_DUTY
 
 log = logging.getLogger("dynamiccl.coordinator")
 
@@ -65,7 +69,12 @@ class Coordinator:
         self.next_version = 1
         self.term = new_term()
         self.stopping = False
+        told = plan.experiment
+        self.steering = Steering(told.mode, told.canary, told.control.guardrail)
+        self._orders: deque[dict[str, Any]] = deque()
         self._keeping: bool | None = None
+        # (K,) keys that the loop does not decide on, and what is wanted of each.
+        self._held, self._wanted = np.zeros(0, np.bool_), NONE
         self._closed_at = time.monotonic()
         # What was saved last, and in which round.
         self._saved = b"", 0
@@ -73,7 +82,7 @@ class Coordinator:
         if saved is not None:
             self._restore(*unpack(saved))
         else:
-            self.context = self._context(self.loop.due(), {}, round_end=False)
+            self.context = self._context(self._due(), {}, round_end=False)
 
     @property
     def comms(self) -> dict[int, Communicator]:
@@ -151,8 +160,8 @@ class Coordinator:
         return None if self.missing_reports() else self.close_epoch()
 
     def handed_in(self, epoch: int) -> bool:
-        """Whether some runner has reported this epoch."""
-        return bool(self._reports) or self.phases.epoch > epoch
+        """Whether some runner has reported this epoch, or it shall end because an operator wants something."""
+        return bool(self._reports) or bool(self._orders) or self.phases.epoch > epoch
 
     def close_epoch(self, *, cut: bool = False) -> EpochContext:
         """Reduces what was reported, moves the run on, and makes the next context. ``cut`` ends the round as well, so
@@ -168,18 +177,20 @@ class Coordinator:
         phases = [self.loop.phase[part.rows] for part in parts]
         row = np.concatenate([NONE, *(part.rows for part in parts)])
         self._notice(self.loop.observe(measured(parts)), parts)
-        due = self.loop.due()
-        rewards = self._judge(due, parts, phases)
+        closed = self.loop.closed
+        self._obey()
+        due = self._due()
+        rewards = self._judge(due, parts, phases, closed)
         self.phases.end_epoch(row, self._entropy)
         self._reports, self._entropy = {}, []
-        self.governor.end_epoch(exploiting=not all(learns(self.loop, comm) for comm in self.comms.values()))
+        self.governor.end_epoch(exploiting=not all(self._learns(comm) for comm in self.comms.values()))
         round_end = self.context.watching or self.phases.epochs_in_round >= self.experiment.epochs.per_round
         known = len(self.loop)
         self._forget(self.membership.bury())
         if round_end or cut:
             self._end_round()
         if len(self.loop) != known:
-            due = self.loop.due()  # keys have other rows
+            due = self._due()  # keys have other rows
         self.context = self._context(due, rewards, round_end=round_end or cut)
         return self.context
 
@@ -201,8 +212,9 @@ class Coordinator:
             if alarm.anew and self.intake.at_baseline(comm):
                 comm.reward.shift()
 
-    def _judge(self, due: Due, parts: list[Part], phases: list[Int64]) -> dict[int, Float]:
-        """By communicator, (R,) the reward of those of its keys that are due."""
+    def _judge(self, due: Due, parts: list[Part], phases: list[Int64], closed: Verdicts) -> dict[int, Float]:
+        """By communicator, (R,) the reward of those of its keys that are due. ``closed``: what was decided and is over
+        by now."""
         rewards = {}
         before, self._closed_at = self._closed_at, time.monotonic()
         took_s = self._closed_at - before
@@ -212,6 +224,8 @@ class Coordinator:
             keys = comm.keys[positions(comm.rows, due.row[mine])]
             terms = comm.reward.terms(due.outcome.part(mine), keys, part.collectives, max_channels=comm.max_channels)
             rewards[part.comm] = total(terms)
+            over = decisions(closed, comm.rows, comm.keys)
+            comm.weigh(over)
             if self._observer is not None:
                 self._observer(
                     Epoch(
@@ -223,11 +237,13 @@ class Coordinator:
                         took_s=took_s,
                         judged=keys,
                         terms=terms,
+                        decisions=over,
                     )
                 )
         return rewards
 
     def _end_round(self) -> None:
+        self.steering.widen(self.loop, self.comms.values())
         served = [comm.version for comm in self.comms.values() if comm.members]
         self.phases.end_round(max(served, default=0))
         self._forget(self.membership.forget())
@@ -267,7 +283,7 @@ class Coordinator:
         """The run ends: what is wanted from now on is NCCL's own choice, with ``keep`` but for keys that exploit. Asked
         again, under another version."""
         self._keeping = keep
-        self.context = self._context(self.loop.due(), {}, round_end=True)
+        self.context = self._context(self._due(), {}, round_end=True)
 
     def open_version(self, comm_id: int) -> int | None:
         """The version whose answers are being gathered."""
@@ -301,12 +317,44 @@ class Coordinator:
         if not decision.adopt_leader:
             comm.adopt = None
 
+    # -- what an operator wants --
+
+    def order(self, order: Any) -> None:
+        """An order for ``Steering``: the epoch that is under way ends early, and the next one follows it. May be called
+        from any thread. Raises ConfigError for what is no order."""
+        self._orders.append(check(order))
+
+    def _obey(self) -> None:
+        if not self._orders:
+            return
+        while self._orders:
+            order = self._orders.popleft()
+            log.info("told: %s", order)
+            self.steering.order(order, self.loop, self.next_version)
+        self.save()  # before anyone hears of it
+
+    def _due(self) -> Due:
+        """Keys that need a decision, and that the loop may decide on."""
+        self._held, self._wanted = self.steering.over(self.loop, self.comms.values())
+        if self._keeping is not None:
+            kept = self._keeping & (self.loop.phase == Phase.EXPLOIT) & ~self._held
+            self._wanted = np.where(kept, self._wanted, OWN_ACTION)
+            self._held[:] = True
+        due = self.loop.due()
+        return due.part(np.flatnonzero(~self._held[due.row]))
+
+    def _learns(self, comm: Communicator) -> bool:
+        return learns(self.loop, comm, self._held)
+
     # -- context --
+
+    def _duty(self, comm: Communicator) -> int:
+        return self.governor.duty(learning=self._learns(comm)) if self.steering.measures else MOST_DUTY
 
     def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}
-        asked = due if self.experiment.mode != "observe" else due.part(NONE)
-        contexts = comm_contexts(self.loop, asked, live, rewards, governor=self.governor, keeping=self._keeping)
+        duties = {c: self._duty(comm) for c, comm in live.items()}
+        contexts = comm_contexts(self.loop, due, live, rewards, held=self._held, wanted=self._wanted, duties=duties)
         for comm in live.values():
             comm.agreement.open(self.next_version)
         version = self.next_version
@@ -314,14 +362,15 @@ class Coordinator:
         return EpochContext(
             epoch=self.phases.epoch,
             version=version,
-            greedy=self.experiment.mode == "shadow",
+            greedy=self.steering.mode == "shadow",
             watching=bool((self.loop.measured > 0).any()) and not any(c.need.any() for c in contexts),
-            apply=self.experiment.mode == "active",
+            apply=self.steering.mode == "active",
             round_end=round_end,
             comms=contexts,
             adopt={c: comm.adopt for c, comm in live.items() if comm.adopt is not None},
             stop=self.stopping,
             term=self.term,
+            applied_since=self.steering.applied_since,
             release=self._keeping is not None,
         )
 
@@ -348,10 +397,12 @@ class Coordinator:
             unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
             keys=phases.keys(),
             in_force={f"{c:x}": len(comm.in_force) for c, comm in self.comms.items() if comm.members},
+            mode=self.steering.mode,
+            rolled_back=self.steering.rolled_back,
+            canary=self.steering.said(),
+            orders=tuple(self.steering.orders),
             coverage=members.coverage,
-            overhead=self.governor.status(
-                {f"{c:x}": self.governor.duty(learning=learns(self.loop, comm)) for c, comm in self.comms.items()}
-            ),
+            overhead=self.governor.status({f"{c:x}": self._duty(comm) for c, comm in self.comms.items()}),
             ranks=sum(len(c.members) for c in self.comms.values()),
             runners=members.runners,
         )
@@ -376,6 +427,8 @@ class Coordinator:
             "alarms": [dataclasses.asdict(alarm) for alarm in self.alarms],
             "phases": self.phases.state(),
             "membership": self.membership.state(),
+            "run": self.plan.run,
+            "steering": self.steering.state(),
         }
         return said, {**self.loop.state(), "cost": self.loop.keys.cost}
 
@@ -390,7 +443,9 @@ class Coordinator:
             self.loop.keys.cost[:] = arrays["cost"]
             self.loop.restore(arrays)
             self.phases.restore(said["phases"])
-            self.context = self._context(self.loop.due(), {}, round_end=False)
+            if said["run"] == self.plan.run:  # orders are for a run; the one after it begins as its experiment says
+                self.steering.restore(said["steering"])
+            self.context = self._context(self._due(), {}, round_end=False)
         except DAMAGED as e:
             raise RunError(
                 f"the state of run {self.plan.run} is damaged: {short(repr(e))}; start without --resume"

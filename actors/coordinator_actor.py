@@ -7,9 +7,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
 
 from dynamiccl_ray.actors.coordinator import Coordinator, log
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
+from dynamiccl_ray.actors.overview import answer
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.actors.watchdog import Watchdog
@@ -97,6 +99,12 @@ class CoordinatorActor:
     async def release(self, keep: bool) -> None:
         """The next context gives the ranks back to NCCL; see ``Coordinator.release``."""
         self._core.release(keep=keep)
+
+    async def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What ``overview.answer`` says; an order ends the epoch that is under way."""
+        said = answer(self._core, question)
+        await self._tell()
+        return said
 
     async def save(self) -> None:
         """What the store holds is what is known now."""

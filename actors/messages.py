@@ -52,6 +52,8 @@ class Member:
     """What it was told about tables."""
     term: int = 0
     """Of the newest coordinator that it was shown to."""
+    name: str = ""
+    """NCCL's, where the job has given the communicator one."""
     in_band: bool = False
     """The job itself puts tables in force, at its step boundaries; not if these are at different calls on its ranks."""
     in_force: int = 0
@@ -117,6 +119,8 @@ class CommContext:
     in_force: dict[int, int]
     """Key -> flat action of the table in force; keys that are missing are NCCL's own."""
     version_in_force: int
+    applied: bool
+    """Whether that table is applied, not only recorded."""
     due: Due
     """Rows count from 0 within ``keys``."""
     reward: Float
@@ -142,12 +146,15 @@ class EpochContext:
     watching: bool
     """No key is learning: the epoch is a long one."""
     apply: bool
+    """Tables are applied, not only recorded."""
     round_end: bool
     """The epoch that just ended was the last of its round."""
     comms: tuple[CommContext, ...]
     adopt: dict[int, bytes] = field(default_factory=dict)
     """Communicator -> the leader's table, after ranks computed different ones."""
     stop: bool = False
+    applied_since: int = 0
+    """Tables of this version and later ones are applied."""
     term: int = 0
     """Of the coordinator: under another, a runner has to join again."""
     release: bool = False

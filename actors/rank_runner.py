@@ -94,8 +94,10 @@ class RankRunner(PolicyRunner):
         self._version: dict[int, int] = {}
         self._staged: dict[int, bytes] = {}
         self._promise_s = FIRST_PROMISE_S
-        self._term = 0
+        self._term = self._applied_since = 0
         self._looked_at, self._meter = 0.0, Meter()
+        self._failed = False
+        """A switch of this epoch was aborted: there is nothing to wait for before it is tried again."""
         sequence = self._experiment.control.learning.sequence
         self._drawer = Drawer(self.module.net, seed=self._experiment.seed, sequence=sequence)
         index, share = self.share
@@ -120,6 +122,7 @@ class RankRunner(PolicyRunner):
         self._settle_all()  # a restarted runner: its ranks may be waiting
         while not (context.stop or context.release):
             decided, entropy = {}, []
+            self._failed = False
             for comm in context.comms:
                 drawn = self._drawer.draw(comm.due, greedy=context.greedy)
                 decided[comm.comm] = comm.due.actions(drawn.actions)
@@ -207,7 +210,7 @@ class RankRunner(PolicyRunner):
         staged = comm.in_band and any(rank.has_staged for rank in mine)
         if comm.comm in context.adopt:
             table = DecisionTable.from_bytes(context.adopt[comm.comm]).with_version(context.version)
-        elif wanted == comm.in_force and not staged:
+        elif wanted == comm.in_force and (comm.applied == context.apply or not wanted) and not staged:
             return True
         else:
             table = DecisionTable.of_flat(
@@ -255,6 +258,8 @@ class RankRunner(PolicyRunner):
             rank.channel.decide(version, decision.switch_at)
         if decision.switch_at is not None:
             self._version[comm.comm] = version
+        else:
+            self._failed = True
         return True
 
     def _ask(self, member: Member) -> Decision | None:
@@ -276,12 +281,14 @@ class RankRunner(PolicyRunner):
     def _collect(self, context: EpochContext) -> None:
         """Waits until this epoch's decisions have been measured on every rank here, or time is up."""
         settings = self._experiment.epochs
+        self._applied_since = context.applied_since
         self._meter.follow(context, self._serving.ranks)
         if self._advance is not None:
             self._collect_in_steps(context, self._advance)
             return
         waiting = Waiting(context, self._version, set(self._serving.comms), patience=settings.watch_s)
         limit = settings.watch_s if context.watching else IDLE_S if waiting.idle else settings.most_s
+        limit = min(limit, IDLE_S) if self._failed else limit
         deadline = time.monotonic() + limit
         others = self._coordination.others_done(context.epoch)
         while True:
@@ -322,9 +329,8 @@ class RankRunner(PolicyRunner):
     def _drain(self, waiting: Waiting | None = None) -> None:
         """Takes what has been measured, and matches it over the ranks here."""
         parts: dict[int, list[Collectives]] = {}
-        active = self._experiment.mode == "active"
         for rank in self._serving.ranks:
-            part = rank.drain(active=active)
+            part = rank.drain(applied_since=self._applied_since)
             if len(part):
                 parts.setdefault(rank.comm, []).append(part)
             rank.channel.fold()

@@ -66,6 +66,7 @@ class Rank:
             tuner_abi=identity.tuner_abi,
             profiler_abi=identity.profiler_abi,
             user_env=identity.user_env,
+            name=identity.comm_name,
             standing=Standing(
                 base=status.base_version,
                 base_at=status.base_at,
@@ -119,18 +120,17 @@ class Rank:
             self._entries = tuple(zip(keys.tolist(), flat[keys].tolist(), strict=True))
         return table
 
-    def drain(self, *, active: bool) -> Collectives:
-        """What has been measured since the last call, each decision once. ``active``: tables are applied."""
+    def drain(self, *, applied_since: int) -> Collectives:
+        """What has been measured since the last call, each decision once. Tables are applied from a version on."""
         rejected = self._timers.rejected
         records = self._timers.take(self.channel.drain(_buffer()))
         self._unused += self._timers.rejected - rejected
         self._listen()
         usable = records["flags"] & DECIDED != 0
-        if active:
-            asked = _asked(records)
-            refused = usable & (asked != OWN_ACTION) & (records["flags"] & APPLIED == 0)
-            self._refused |= dict(zip(records["key"][refused].tolist(), asked[refused].tolist(), strict=True))
-            usable &= ~refused
+        asked, applied = _asked(records), records["flags"] & APPLIED != 0
+        refused = usable & (asked != OWN_ACTION) & ~applied & (records["version"] >= applied_since)
+        self._refused |= dict(zip(records["key"][refused].tolist(), asked[refused].tolist(), strict=True))
+        usable &= ~refused
         self._unused += int(np.count_nonzero(~usable))
         records = records[usable]
         if len(records):

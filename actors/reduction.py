@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, Collectives
-from dynamiccl_ray.actors.status import SAMPLE_DTYPE
+from dynamiccl_ray.actors.status import DECISION_DTYPE, SAMPLE_DTYPE
 from dynamiccl_ray.arrays import Float64, Int64
-from dynamiccl_ray.control.loop import Measured
+from dynamiccl_ray.control.loop import Measured, Phase, Verdicts
 
 MOST_WAITING: Final = 8192
 """Collectives that wait for the rest of their ranks; the oldest are given up first."""
@@ -95,3 +96,18 @@ def positions(of: Int64, values: Int64) -> Int64:
     """Where each of ``values`` is in ``of``, which has them all."""
     order = np.argsort(of)
     return order[np.searchsorted(of, values, sorter=order)]
+
+
+def decisions(closed: Verdicts, rows: Int64, keys: Int64) -> npt.NDArray[Any]:
+    """(D,) of ``DECISION_DTYPE``, those of some keys, whose ``rows`` in the loop these are."""
+    mine = np.flatnonzero(np.isin(closed.rows, rows))
+    out = np.zeros(len(mine), DECISION_DTYPE)
+    out["key"] = keys[positions(rows, closed.rows[mine])]
+    phase = closed.phase[mine]
+    out["phase"], out["action"], out["samples"] = phase, closed.actions[mine], closed.samples[mine]
+    out["why"] = np.select(
+        [phase == Phase.BASELINE, phase == Phase.CHECK, phase == Phase.EXPLOIT, closed.drawn[mine]], [0, 4, 3, 1], 2
+    )
+    for name, of in (("expected_us", closed.expected), ("got_us", closed.got), ("own_us", closed.baseline)):
+        out[name] = np.exp(of[mine])
+    return out

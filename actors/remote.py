@@ -7,20 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.experimental import internal_kv
 
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.messages import CommReport, Coordination, EpochContext, Member
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.control.agreement import Answer, Decision
-from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.errors import RunError, short
 
 NAMESPACE = "dynamiccl"
 # How long a runner waits for an answer before it takes the coordinator for gone. Ray restarts it meanwhile.
 REPORT_LIMIT_S = 60.0
 PROMISE_LIMIT_S = CoordinatorActor.PROMISE_WAIT_S + 1.0
 SETTLE_LIMIT_S = 1.0
+ASK_LIMIT_S = 10.0
 
 
 class KvStore:
@@ -34,8 +35,34 @@ class KvStore:
         return value
 
 
+def ask_coordinator(job: str, question: dict[str, Any]) -> dict[str, Any]:
+    """From any node of the cluster, what the coordinator of a job's run answers. Raises RunError where there is none,
+    and with what it says of a question that is wrong."""
+    run = KvStore().get(_run_of(job))
+    try:
+        if run is None:
+            raise ValueError("no run has begun")
+        return asked(ray.get_actor(f"coordinator-{run.decode()}", namespace=NAMESPACE), question)
+    except (ValueError, RayActorError) as e:
+        raise RunError(f"no run of job {job!r} on this Ray cluster: {short(str(e))}") from None
+
+
+def asked(coordinator: Any, question: dict[str, Any]) -> dict[str, Any]:
+    """What a coordinator's actor answers; raises what it raises."""
+    try:
+        said: dict[str, Any] = ray.get(coordinator.ask.remote(question), timeout=ASK_LIMIT_S)
+        return said
+    except RayTaskError as e:
+        raise e.cause from None
+
+
+def _run_of(job: str) -> str:
+    return f"run-of-job/{job}"
+
+
 def start_coordinator(plan: Plan, actor: type[CoordinatorActor] = CoordinatorActor) -> Any:
     """Starts the coordinator of a run as a named actor that Ray restarts as often as needed."""
+    KvStore().put(_run_of(plan.experiment.job), plan.run.encode())
     return (
         ray.remote(actor)
         .options(

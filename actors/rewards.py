@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,9 @@ from dynamiccl_ray.control.loop import Outcome
 # Steps that some rank has not reported yet, and steps that the baseline is the median of.
 _PENDING: Final = 1000
 _BASELINE_STEPS: Final = 1000
+# With fewer steps nothing is said of how long they take; and what is not counted as longer.
+_LEAST_STEPS: Final = 20
+_SLOWER: Final = 0.005
 
 
 class JobReward:
@@ -25,6 +29,7 @@ class JobReward:
         self._reporters: set[int] = set()
         self._pending: dict[int, dict[int, tuple[float, float]]] = {}
         self._baseline: list[float] = []
+        self._tuned: list[float] = []
         self._iteration_s: float | None = None
         self._loss: float | None = None
         self._loss_change: float | None = None
@@ -52,6 +57,8 @@ class JobReward:
         if baseline:
             # The first steps of a job are slow; the median does not mind.
             self._baseline = [*self._baseline, *said[:, 0].tolist()][-_BASELINE_STEPS:]
+        else:
+            self._tuned = [*self._tuned, *said[:, 0].tolist()][-_BASELINE_STEPS:]
         self._loss_change = None
         losses = said[np.isfinite(said[:, 1]), 1]
         if len(losses):
@@ -90,7 +97,21 @@ class JobReward:
 
     def shift(self) -> None:
         """The network has changed: what an iteration takes with NCCL's own choice is measured anew."""
-        self._baseline = []
+        self._baseline, self._tuned = [], []
+
+    def forget_steps(self) -> None:
+        """Other keys are tuned from now on: what an iteration takes then is measured anew."""
+        self._tuned = []
+
+    def slowdown(self) -> float | None:
+        """By which share steps take longer than with NCCL's own choice; None where they do not, beyond doubt and by
+        more than 0.5 %, or where too few have been reported to know."""
+        if min(len(self._baseline), len(self._tuned)) < _LEAST_STEPS:
+            return None
+        before, after = np.median(self._baseline), np.median(self._tuned)
+        doubt = math.hypot(_error_of_median(self._baseline), _error_of_median(self._tuned))
+        slower = float((after - before) / before)
+        return slower if after - before > 2 * doubt and slower > _SLOWER else None
 
     def state(self) -> dict[str, object]:
         """What a successor needs, as JSON. What is pending is reported again, or never."""
@@ -108,6 +129,13 @@ def _reduced(said: dict[int, tuple[float, float]]) -> tuple[float, float]:
     """Of one step: the longest time, and the mean of the losses; NaN without any."""
     losses = [loss for _, loss in said.values() if np.isfinite(loss)]
     return max(time_s for time_s, _ in said.values()), float(np.mean(losses)) if losses else np.nan
+
+
+def _error_of_median(times: list[float]) -> float:
+    """Standard error, by the median of the deviations, which outliers do not move: 1.2533 sigma / sqrt(n) of normal
+    times, with sigma = 1.4826 MAD."""
+    mad = float(np.median(np.abs(np.array(times) - np.median(times))))
+    return 1.2533 * 1.4826 * mad / math.sqrt(len(times))
 
 
 def _mean(of: Int64, values: Float64, keys: Int64) -> Float64:

@@ -30,6 +30,25 @@ SAMPLE_DTYPE: Final = np.dtype(
 ``channels`` what NCCL says it used, ``time_us`` the fastest rank's, ``skew`` the log of the slowest's over that."""
 
 
+DECISION_DTYPE: Final = np.dtype(
+    [
+        ("key", "u2"),
+        ("phase", "u1"),
+        ("why", "u1"),
+        ("action", "i2"),
+        ("samples", "i4"),
+        ("expected_us", "f8"),
+        ("got_us", "f8"),
+        ("own_us", "f8"),
+    ]
+)
+"""One decision that has come to its end: ``why`` (of ``WHY``) the flat action was taken, geometric means of what the
+action had taken before it, what it took, and what NCCL's own choice takes; NaN for what was not known."""
+WHY: Final = ("own choice", "drawn", "compared", "best", "checked")
+"""To know NCCL's own choice; drawn from the policy, or where it would have repeated what is known, a pair that NCCL
+believes in; to find the best of those that contend; because it is the best; because of an alarm."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Epoch:
     """What one epoch brought of one communicator."""
@@ -47,6 +66,8 @@ class Epoch:
     """(R,) keys whose decision is over."""
     terms: dict[str, Floats]
     """Of the reward, (R,) each; NaN where there was nothing to judge."""
+    decisions: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, DECISION_DTYPE))
+    """(D,) of ``DECISION_DTYPE``, those that came to their end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +126,13 @@ class Status:
     """By phase."""
     in_force: dict[str, int] = field(default_factory=dict)
     """By communicator that is served, keys of which a table says something; 0 for NCCL's own choice everywhere."""
+    mode: str = "active"
+    rolled_back: bool = False
+    """What was exploited before is in force, until another mode is ordered."""
+    canary: dict[str, Any] | None = None
+    """``share`` of keys and ``communicators`` that are tuned (none: all), and why it ``waits``; None without one."""
+    orders: tuple[dict[str, Any], ...] = ()
+    """Of operators, and of the canary itself: when, what, by whom."""
     coverage: Coverage = field(default_factory=Coverage)
     overhead: dict[str, Any] = field(default_factory=dict)
     """``percent`` of a process's time that the plugin took (None: not measured), ``max_percent`` that it may, and

@@ -12,6 +12,7 @@ import typer
 from dynamiccl_ray.cli.bench import bench_app
 from dynamiccl_ray.cli.fabric import fabric_app
 from dynamiccl_ray.cli.learning import evaluate, train
+from dynamiccl_ray.cli.live import canary, mode, off, rollback, status, top
 from dynamiccl_ray.cli.online import demo, explain, online, release
 from dynamiccl_ray.cli.output import console
 from dynamiccl_ray.cli.plugin import doctor, plugin_app
@@ -25,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Learns, while a PyTorch job trains, which NCCL configuration each collective should use.",
 )
-for command in (demo, online, release, explain, doctor, train, evaluate):
+for command in (demo, online, status, top, mode, off, rollback, canary, release, explain, doctor, train, evaluate):
     app.command()(command)
 for name, commands in (
     ("plugin", plugin_app),

@@ -23,6 +23,7 @@ from dynamiccl_ray.agent.observation import (
     WorkloadContext,
 )
 from dynamiccl_ray.agent.reward import Reward
+from dynamiccl_ray.config.canary import Canary
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.overhead import Overhead
 from dynamiccl_ray.errors import ConfigError
@@ -369,8 +370,9 @@ class Online(Section):
 
     name: str
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    mode: Literal["observe", "shadow", "active"] = "active"
-    """``observe`` measures only, ``shadow`` decides and records but applies nothing."""
+    mode: Literal["off", "observe", "shadow", "active"] = "active"
+    """``observe`` measures only, ``shadow`` decides and records but applies nothing, ``off`` does neither. What a run
+    begins with: ``dynamiccl mode`` changes it."""
     job: str = "default"
     """DYNAMICCL_JOB_ID of the training processes."""
     fabric: Annotated[MeasuredFabric | EmulatedFabric | RealNcclFabric | NcclFabric, Field(discriminator="kind")]
@@ -384,6 +386,7 @@ class Online(Section):
     actions: Actions = Actions()
     control: Control = Control()
     epochs: Epochs = Epochs()
+    canary: Canary = Canary()
     overhead: Overhead = Overhead()
     reward: Reward = Reward()
     ppo: OnlinePpo = OnlinePpo()

@@ -30,9 +30,11 @@ from dynamiccl_ray.control.columns import (
     Keys,
     Measured,
     Outcome,
+    Verdicts,
     joined,
     no_keys,
     no_outcome,
+    no_verdicts,
     salt_of,
     take,
 )
@@ -42,7 +44,7 @@ from dynamiccl_ray.control.trigger import BATCH, Cusum
 from dynamiccl_ray.control.view import view
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
 
-__all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "salt_of"]
+__all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "Verdicts", "salt_of"]
 
 # Collectives of an action before drift is looked for in further ones.
 _KNOWN: Final = 4
@@ -95,6 +97,10 @@ class Loop:
         """(K,) that the communicator is known to have."""
         self.late = 0
         """Samples of an action that was not wanted any more: they end no decision, and are not used."""
+        self.settled = np.zeros(0, np.int64)
+        """(K,) flat action that each key exploited before it began anew; NCCL's own choice where it never has."""
+        self.closed = no_verdicts()
+        """Of the last observation."""
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
@@ -154,6 +160,7 @@ class Loop:
         """What ran since the last call."""
         self.idle += 1
         self.idle[samples.row] = 0
+        self.closed = no_verdicts()
         self.measured += np.bincount(samples.row, minlength=len(self))
         current = samples.action == self.wanted[samples.row]
         self.late += int(np.count_nonzero(~current))
@@ -195,6 +202,7 @@ class Loop:
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
         of = Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
+        self.closed = self._verdicts(of)
         alarm = np.full(len(rows), -1)
         watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
         alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
@@ -212,6 +220,21 @@ class Loop:
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
+
+    def _verdicts(self, of: Closed) -> Verdicts:
+        """Of decisions that are over, before they are recorded."""
+        known = self.evidence.samples[of.rows, of.actions] > 0
+        return Verdicts(
+            rows=of.rows,
+            actions=of.actions,
+            samples=of.samples.astype(np.int64),
+            phase=self.phase[of.rows],
+            ordinal=self.decisions[of.rows],
+            drawn=self.decisions[of.rows] <= self.draws()[of.rows],
+            expected=np.where(known, self.evidence.mean(of.rows, of.actions), np.nan),
+            got=of.mean,
+            baseline=self.evidence.baseline[of.rows],
+        )
 
     def _watch(self, of: Closed, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
@@ -302,6 +325,7 @@ class Loop:
 
     def shift(self, rows: Int64) -> None:
         """The network of these keys has changed: they begin anew with NCCL's own choice."""
+        self._remember(rows)
         self.evidence.shift(rows)
         self.cusum.reset(rows)
         self.checks.forget(rows)
@@ -312,6 +336,12 @@ class Loop:
         self._over[rows] = False
         self._outcome.known[rows] = False
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
+
+    def _remember(self, rows: Int64) -> None:
+        """What these keys exploited, for whoever wants to go back to it."""
+        for phase, action in ((Phase.EXPLOIT, self.wanted), (Phase.CHECK, self.checks.actions[:, 0])):
+            of = rows[self.phase[rows] == phase]
+            self.settled[of] = action[of]
 
     # -- decisions --
 
@@ -421,5 +451,5 @@ class Loop:
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "most_channels": CHANNEL_VALUES[-1], "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "most_channels": CHANNEL_VALUES[-1], "settled": OWN_ACTION, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip

@@ -6,138 +6,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from small import small_experiment
+from driven import COMM, COST, KEY, LEARNING, OTHER, REAL, RING, TERM, TREE, Run, experiment_of, member_of, one_term
 from test_reduction import collectives
 
-from dynamiccl_ray.actions import Action
 from dynamiccl_ray.actors.coordinator import Coordinator
-from dynamiccl_ray.actors.messages import CommContext, CommReport, EpochContext, Member, RankNews
 from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.actors.status import Epoch
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore, Standing
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.keys import key_name, key_of
+from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
 
-COMM = 0xABC
-TERM = 9
-KEY, OTHER = (key_of(4, 1 << k, False) for k in (20, 24))
-RING = Action(pair=pair_index(Algorithm.RING, Protocol.LL))
-TREE = Action(pair=pair_index(Algorithm.TREE, Protocol.LL))
-REAL = {"kind": "nccl", "processes": None, "rate_hz": None}
-# NCCL believes in one pair, so that nothing else is tried of itself.
-COST = np.full((7, 3), 1000.0, np.float32)
-COST[Algorithm.RING, Protocol.LL] = 10.0
-LEARNING = {"baseline_samples": 4, "draws": 4, "draw_samples": 2, "compares": 2, "compare_samples": 4, "sequence": 2}
-
-
-def _member(rank: int, **changes: Any) -> Member:
-    fields: dict[str, Any] = {
-        "comm": COMM, "rank": rank, "term": TERM, "ranks": 2, "nodes": 2, "tuner_abi": 6, "profiler_abi": 6,
-        "user_env": False,
-    }  # fmt: skip
-    return Member(**(fields | changes))
-
-
-def _experiment(**changes: Any) -> Any:
-    return small_experiment("unit", **{"control": {"learning": LEARNING}, "epochs": {"per_round": 4}, **changes})
-
-
-@pytest.fixture(autouse=True)
-def _terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every coordinator has the same, as if its ranks had been shown to it already."""
-    monkeypatch.setattr("dynamiccl_ray.actors.coordinator.new_term", lambda above=0: above + TERM)
-
-
-class Run:
-    """A coordinator, two runners with a rank each, and a network on which each action takes what ``us`` says."""
-
-    def __init__(self, store: MemoryStore | None = None, comm: int = COMM, **changes: Any) -> None:
-        self.epochs: list[Epoch] = []
-        self.store = store or MemoryStore()
-        plan = Plan(run="r", experiment=_experiment(**changes))
-        self.core = Coordinator(plan, self.store, self.epochs.append)
-        self.comm, self.dseq = comm, 0
-        self.us = {KEY: dict.fromkeys(range(100_000), 100.0)}
-        self.rng = np.random.default_rng(0)
-
-    def join(self, **changes: Any) -> Run:
-        for rank, runner in enumerate("ab"):
-            self.core.join(runner, [_member(rank, comm=self.comm, **changes)])
-        self.core.close_epoch()  # the next context has them
-        return self
-
-    @property
-    def context(self) -> EpochContext:
-        return self.core.context
-
-    @property
-    def its(self) -> CommContext:
-        return next(comm for comm in self.context.comms if comm.comm == self.comm)
-
-    def news(self, **changes: Any) -> RankNews:
-        return RankNews(**({"fingerprints": {}, "dropped": 0, "unused": 0} | changes))
-
-    def report(self, rank: int, measured: Any, **changes: Any) -> CommReport:
-        news = changes.pop("news", self.news())
-        fields: dict[str, Any] = {
-            "comm": self.comm, "collectives": measured, "unmatched": 0, "decided": np.zeros(0, np.int64), "refused": {},
-            "costs": dict.fromkeys(self.us, COST), "max_channels": 8, "ranks": {rank: news},
-        }  # fmt: skip
-        return CommReport(**(fields | changes))
-
-    def hand_in(self, *reports: CommReport) -> EpochContext:
-        epoch = self.core.phases.epoch
-        assert self.core.report("a", epoch, [reports[0]], 1.0) is None
-        context = self.core.report("b", epoch, [reports[1]], 1.0)
-        assert context is not None
-        return context
-
-    def commit(self, actions: dict[int, Action]) -> None:
-        version = self.context.version
-        table = DecisionTable.of(version, actions, max_channels=8)
-        for rank, runner in enumerate("ab"):
-            answer = Answer(rank=rank, digest=table.digest, hold_at=self.dseq + 1)
-            raw = table.to_bytes() if rank == 0 else None
-            decision = self.core.promise(runner, self.comm, version, [answer], raw, self.core.term)
-        assert decision == Decision(version=version, switch_at=self.dseq + 1)
-
-    def epoch(
-        self, wants: Action = RING, n: int = 4, only: tuple[int, ...] | None = None, news: RankNews | None = None
-    ) -> EpochContext:
-        """What is to be drawn is ``wants``; ``n`` collectives of each key, at what their actions take."""
-        its = self.its
-        decided = its.due.actions(np.full(np.count_nonzero(its.due.draw), wants.flat))
-        actions = its.wanted.copy()
-        actions[its.due.row] = decided
-        in_force = dict(zip(its.keys.tolist(), actions.tolist(), strict=True))
-        if {k: a for k, a in in_force.items() if a} != its.in_force:
-            self.commit({key: _action(flat) for key, flat in in_force.items() if flat})
-        version = self.core.comms[self.comm].version
-        parts = []
-        for key in only or tuple(self.us):
-            mean = self.us[key][in_force.get(key, 0)] * 1e3
-            times = (mean * np.exp(self.rng.normal(0, 0.01, n))).astype(int).tolist()
-            dseq = list(range(self.dseq + 1, self.dseq + 1 + n))
-            parts.append(collectives(dseq, times, key=key, version=version, pair=RING.pair, channels=8))
-            self.dseq += n
-        measured = np.concatenate(parts)
-        told = news or self.news()
-        return self.hand_in(*(self.report(r, measured, decided=decided, news=told) for r in range(2)))
-
-    def until(self, phase: Phase, **how: Any) -> int:
-        """Epochs until the run is in a phase."""
-        for epochs in range(200):
-            if self.core.phases.phase is phase:
-                return epochs
-            self.epoch(**how)
-        raise AssertionError(f"{self.core.phases.phase.name} for ever")
-
-
-def _action(flat: int) -> Action:
-    return next(a for a in (RING, TREE, Action()) if a.flat == flat)
+__all__ = ["one_term"]
+pytestmark = pytest.mark.usefixtures("one_term")
 
 
 def test_a_collective_costs_what_it_takes_its_fastest_rank_and_the_rest_is_skew() -> None:
@@ -291,8 +173,8 @@ def test_channels_beyond_what_the_communicator_has_shown_are_not_asked_for() -> 
 def test_a_job_whose_collectives_are_not_nccls_is_left_alone() -> None:
     run = Run(workload={"architecture": "parameter-server"}).join()
     assert "parameter-server" in run.core.status().off[f"{COMM:x}"]
-    in_network = Coordinator(Plan(run="r", experiment=_experiment(), topology={"ina_active": True}), MemoryStore())
-    in_network.join("a", [_member(0), _member(1)])
+    in_network = Coordinator(Plan(run="r", experiment=experiment_of(), topology={"ina_active": True}), MemoryStore())
+    in_network.join("a", [member_of(0), member_of(1)])
     assert "network" in in_network.status().off[f"{COMM:x}"]
 
 
@@ -311,8 +193,8 @@ def test_ranks_that_called_different_collectives_are_not_tuned() -> None:
 )
 def test_ranks_that_loaded_different_things_are_not_tuned(changes: dict[str, Any], why: str) -> None:
     core = Run().core
-    core.join("a", [_member(0)])
-    core.join("b", [_member(1, **changes)])
+    core.join("a", [member_of(0)])
+    core.join("b", [member_of(1, **changes)])
     assert why in core.status().off[f"{COMM:x}"]
 
 
@@ -325,7 +207,7 @@ def test_half_a_plugin_is_said_so() -> None:
 
 def test_a_communicator_without_all_of_its_ranks_is_left_alone() -> None:
     run = Run()
-    run.core.join("a", [_member(0)])
+    run.core.join("a", [member_of(0)])
     assert run.core.report("a", 0, [run.report(0, collectives([1], key=KEY))], None) is not None
     assert run.context.comms == ()
     run.join()
@@ -339,9 +221,9 @@ def test_a_communicator_without_all_of_its_ranks_is_left_alone() -> None:
 def test_a_communicator_that_is_gone_for_good_is_forgotten_and_others_keep_what_they_know() -> None:
     run = Run().join()
     run.us[KEY][RING.flat] = 80.0
-    other = [_member(rank, comm=99) for rank in range(2)]
+    other = [member_of(rank, comm=99) for rank in range(2)]
     for rank, runner in enumerate("ab"):
-        run.core.join(runner, [other[rank], _member(rank)])
+        run.core.join(runner, [other[rank], member_of(rank)])
     run.core.intake.add_keys(run.core.comms[99], [OTHER])
     run.until(Phase.EXPLOIT)
     assert len(run.core.loop) == 2
@@ -358,14 +240,14 @@ def _dies(run: Run, comm: int, ranks: tuple[int, ...] = (0, 1)) -> None:
     """Their runners have seen it, and serve what is left."""
     for rank, runner in enumerate("ab"):
         gone = frozenset({(comm, rank)} & {(comm, r) for r in ranks})
-        run.core.join(runner, [_member(rank)], gone)
+        run.core.join(runner, [member_of(rank)], gone)
 
 
 def test_a_communicator_is_forgotten_once_all_of_its_ranks_are_gone_and_not_before() -> None:
     run = Run().join()
     run.us[KEY][RING.flat] = 80.0
     for rank, runner in enumerate("ab"):
-        run.core.join(runner, [_member(rank, comm=99), _member(rank)])
+        run.core.join(runner, [member_of(rank, comm=99), member_of(rank)])
     run.core.intake.add_keys(run.core.comms[99], [OTHER])
     run.core.comms[99].dropped[0] = 7
     run.until(Phase.EXPLOIT)
@@ -386,9 +268,9 @@ def test_a_communicator_is_forgotten_once_all_of_its_ranks_are_gone_and_not_befo
 def test_keys_that_are_due_when_a_communicator_is_forgotten_stay_who_they_are() -> None:
     """Rows of the control loop move together."""
     run = Run()
-    other = [_member(rank, comm=99) for rank in range(2)]
+    other = [member_of(rank, comm=99) for rank in range(2)]
     for rank, runner in enumerate("ab"):
-        run.core.join(runner, [other[rank], _member(rank)])
+        run.core.join(runner, [other[rank], member_of(rank)])
     run.core.intake.add_keys(run.core.comms[99], [OTHER, KEY])
     run.core.close_epoch()
     _dies(run, 99)
@@ -470,7 +352,7 @@ def test_a_successor_of_communicators_without_ranks_or_keys() -> None:
     run = Run().join()
     run.us[KEY][RING.flat] = 80.0
     for rank, runner in enumerate("ab"):
-        run.core.join(runner, [_member(rank, comm=comm) for comm in (1, 2, COMM)])
+        run.core.join(runner, [member_of(rank, comm=comm) for comm in (1, 2, COMM)])
     run.until(Phase.EXPLOIT)
     for runner in "ab":
         run.core.leave(runner)
@@ -498,8 +380,8 @@ def test_a_successor_hears_from_the_ranks_what_was_decided_after_the_last_save()
     version = run.core.comms[COMM].version
     successor = Run(run.store)
     told = Standing(pending=version, switch_at=run.dseq + 1)
-    first = _member(0, standing=told, in_force=version, table=((KEY, TREE.flat),))
-    second = _member(1, standing=Standing(pending=version))
+    first = member_of(0, standing=told, in_force=version, table=((KEY, TREE.flat),))
+    second = member_of(1, standing=Standing(pending=version))
     successor.core.join("a", [first])
     assert successor.core.settle(second) == Decision(version=version, switch_at=run.dseq + 1)
     successor.core.join("b", [second])
@@ -510,7 +392,7 @@ def test_a_successor_hears_from_the_ranks_what_was_decided_after_the_last_save()
 
 def test_a_rank_that_was_never_told_is_told_once_all_have_been_heard() -> None:
     core = Run().core
-    waiting = [_member(rank, standing=Standing(pending=7)) for rank in range(2)]
+    waiting = [member_of(rank, standing=Standing(pending=7)) for rank in range(2)]
     assert core.settle(waiting[0]) is None
     assert core.settle(waiting[1]) == Decision(version=7, switch_at=None)
     assert core.settle(waiting[0]) == Decision(version=7, switch_at=None)
@@ -519,13 +401,13 @@ def test_a_rank_that_was_never_told_is_told_once_all_have_been_heard() -> None:
 def test_a_coordinator_that_meets_a_newer_one_hears_every_rank_again() -> None:
     run = Run().join()
     assert run.core.comms[COMM].complete
-    run.core.join("a", [_member(0, term=TERM + 5)])
+    run.core.join("a", [member_of(0, term=TERM + 5)])
     assert run.core.term > TERM + 5
     assert not run.core.comms[COMM].complete
     assert run.context.comms == ()
-    assert run.core.settle(_member(1)) is None, "shown under the term before"
+    assert run.core.settle(member_of(1)) is None, "shown under the term before"
     for rank, runner in enumerate("ab"):
-        run.core.join(runner, [_member(rank, term=run.core.term)])
+        run.core.join(runner, [member_of(rank, term=run.core.term)])
     run.core.close_epoch()
     assert len(run.context.comms) == 1
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
+from dynamiccl_ray.actors.overview import answer
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.actors.status import Epoch, Status
@@ -40,6 +42,9 @@ class Backend(Protocol):
     def release(self, keep: bool) -> Status:
         """Tries once to give the ranks back to NCCL, ``keep`` but for what is exploited; the status then."""
 
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """What ``overview.answer`` says; from any thread."""
+
     def close(self) -> None: ...
 
 
@@ -48,15 +53,23 @@ class DirectCoordination:
 
     def __init__(self, core: Coordinator) -> None:
         self._core = core
+        self._lock = threading.Lock()
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        """From the thread of the desk."""
+        with self._lock:
+            return answer(self._core, question)
 
     def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
-        return self._core.join(runner, members, gone)
+        with self._lock:
+            return self._core.join(runner, members, gone)
 
     def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
-        return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
+        with self._lock:
+            return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
 
     def others_done(self, epoch: int) -> Callable[[], bool]:
-        return lambda: False
+        return lambda: self._core.handed_in(epoch)
 
     def promise(
         self, runner: str, comm: int, version: int, answers: list[Answer], table: bytes | None, term: int
@@ -80,7 +93,7 @@ class SerialBackend:
         self._store, self._plan = store, plan
         self._observed: list[Epoch] = []
         self._core = Coordinator(plan, store, self._observed.append)
-        direct = DirectCoordination(self._core)
+        direct = self._direct = DirectCoordination(self._core)
         config = ppo_config(plan.experiment, coordination=lambda: direct, runners=0)
         if advance is not None:
             # RLlib copies its configuration deeply; a plain function stays the one it is.
@@ -123,6 +136,9 @@ class SerialBackend:
         self._core.release(keep=keep)
         self._runner.release()
         return self._core.status()
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        return self._direct.ask(question)
 
     def close(self) -> None:
         self._runner.stop()
@@ -228,6 +244,11 @@ class RayBackend:
         )
         self._status = ray.get(self._coordinator.status.remote(), timeout=_RELEASE_CALL_S)
         return self._status
+
+    def ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        from dynamiccl_ray.actors.remote import asked
+
+        return asked(self._coordinator, question)
 
     def close(self) -> None:
         self._undo.close()

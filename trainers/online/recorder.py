@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl_ray.actions import action_parts
-from dynamiccl_ray.actors.status import Epoch
+from dynamiccl_ray.actions import action_of, action_parts
+from dynamiccl_ray.actors.status import WHY, Epoch
 from dynamiccl_ray.agent.reward import PRIMARY, TERMS, means
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.trainers.online.ending import Disk
@@ -55,6 +55,24 @@ REWARD_SCHEMA = pa.schema(
     ]
 )
 """Means over the keys whose decision came to its end; null for a term that is off or has no source."""
+DECISION_SCHEMA = pa.schema(
+    [
+        ("run", pa.dictionary(pa.int8(), pa.string())),
+        ("unix_s", pa.float64()),
+        ("comm", pa.uint64()),
+        ("epoch", pa.int32()),
+        ("version", pa.int32()),
+        ("key", pa.int16()),
+        ("phase", pa.dictionary(pa.int8(), pa.string())),
+        ("why", pa.dictionary(pa.int8(), pa.string())),
+        ("action", pa.string()),
+        ("samples", pa.int32()),
+        ("expected_us", pa.float64()),
+        ("got_us", pa.float64()),
+        ("own_us", pa.float64()),
+    ]
+)
+"""One row for every decision that came to its end: see ``status.DECISION_DTYPE``; null for what was not known."""
 PHASES = [phase.name.lower() for phase in Phase]
 _ROWS = 1 << 16
 _PART_S = 10.0
@@ -96,13 +114,15 @@ class Parts:
 
 
 class Recorder:
-    """Writes ``samples.parquet`` and ``rewards.parquet`` as a run goes."""
+    """Writes ``samples.parquet``, ``rewards.parquet`` and ``decisions.parquet`` as a run goes."""
 
     def __init__(self, directory: Path, run: str, seed: int, disk: Disk | None = None) -> None:
         disk = disk or Disk()
         self._samples = Parts(directory / "samples.parquet", SCHEMA, disk)
         self._rewards = Parts(directory / "rewards.parquet", REWARD_SCHEMA, disk)
+        self._decisions = Parts(directory / "decisions.parquet", DECISION_SCHEMA, disk)
         self._epochs: list[dict[str, Any]] = []
+        self._decided: list[pa.RecordBatch] = []
         self._run, self._seed = run, seed
         self._pending: list[pa.RecordBatch] = []
         self._rows, self._flushed = 0, time.monotonic()
@@ -119,6 +139,8 @@ class Recorder:
         n = len(samples)
         if np.isfinite(epoch.terms[PRIMARY]).any():
             self._epochs.append(self._reward(epoch))
+        if len(epoch.decisions):
+            self._decided.append(self._audit(epoch))
         if n == 0:
             return
         phases = pa.DictionaryArray.from_arrays(samples["phase"].astype(np.int8), PHASES)
@@ -162,17 +184,41 @@ class Recorder:
             **parts,
         }
 
+    def _audit(self, epoch: Epoch) -> pa.RecordBatch:
+        of = epoch.decisions
+        n = len(of)
+        names = {flat: action_of(flat).name for flat in np.unique(of["action"]).tolist()}
+        times = [pa.array(of[name], from_pandas=True) for name in ("expected_us", "got_us", "own_us")]
+        columns = [
+            pa.DictionaryArray.from_arrays(np.zeros(n, np.int8), [self._run]),
+            np.full(n, time.time()),
+            np.full(n, epoch.comm, np.uint64),
+            np.full(n, epoch.number, np.int32),
+            np.full(n, epoch.version, np.int32),
+            of["key"].astype(np.int16),
+            pa.DictionaryArray.from_arrays(of["phase"].astype(np.int8), PHASES),
+            pa.DictionaryArray.from_arrays(of["why"].astype(np.int8), [*WHY]),
+            [names[flat] for flat in of["action"].tolist()],
+            of["samples"],
+            *times,
+        ]
+        return pa.record_batch(columns, schema=DECISION_SCHEMA)
+
     def _flush(self) -> None:
         if self._rows:
             self._samples.write(pa.Table.from_batches(self._pending, SCHEMA))
         if self._epochs:
             self._rewards.write(pa.Table.from_pylist(self._epochs, REWARD_SCHEMA))
-        self._pending, self._rows, self._epochs, self._flushed = [], 0, [], time.monotonic()
+        if self._decided:
+            self._decisions.write(pa.Table.from_batches(self._decided, DECISION_SCHEMA))
+        self._pending, self._decided, self._rows, self._epochs = [], [], 0, []
+        self._flushed = time.monotonic()
 
     def close(self) -> None:
         self._flush()
         self._samples.close()
         self._rewards.close()
+        self._decisions.close()
 
     def __enter__(self) -> Self:
         return self
@@ -191,6 +237,11 @@ def read_samples(directory: Path) -> dict[str, npt.NDArray[Any]]:
 def read_rewards(directory: Path) -> dict[str, npt.NDArray[Any]]:
     """Columns of a run's ``rewards.parquet``, NaN for a term that is off or has no source."""
     return _read(directory / "rewards.parquet")
+
+
+def read_decisions(directory: Path) -> dict[str, npt.NDArray[Any]]:
+    """Columns of a run's ``decisions.parquet``, NaN for what was not known."""
+    return _read(directory / "decisions.parquet")
 
 
 def _read(path: Path) -> dict[str, npt.NDArray[Any]]:

@@ -27,6 +27,7 @@ from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segme
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend
+from dynamiccl_ray.trainers.online.desk import Desk
 from dynamiccl_ray.trainers.online.ending import Disk, Ending
 from dynamiccl_ray.trainers.online.recorder import Recorder
 from dynamiccl_ray.trainers.online.summary import Recent, summarise
@@ -92,6 +93,7 @@ def run_online(
                 backend = RayBackend(plan, resume=earlier)
             stack.callback(backend.close)
         ending.listen()
+        stack.enter_context(Desk(experiment.job, backend.ask))
         events = _Events()
         status = Status()
         if job is not None and fabric is not None:
