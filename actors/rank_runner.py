@@ -181,6 +181,7 @@ class RankRunner(PolicyRunner):
         for of_comms in (self._matching, self._collected, self._version, self._staged):
             for comm in of_comms.keys() - set(self._serving.comms):
                 del of_comms[comm]
+        self._streams.keep(self._serving.comms)
 
     def _join(self) -> EpochContext:
         """Shows the coordinator how the ranks stand, under the term that it has by then."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import gymnasium as gym
@@ -109,6 +109,11 @@ class Streams:
                 log_prob=float(drawn.log_prob[at[row]]),
                 state={name: h[at[row]] for name, h in drawn.states.items()},
             )
+
+    def keep(self, comms: Collection[int]) -> None:
+        """Communicators that are no more take what was open of their keys with them."""
+        for comm, key in [of for of in self._streams if of[0] not in comms]:
+            self._end(comm, key)
 
     def _end(self, comm: int, key: int) -> None:
         stream = self._streams.pop((comm, key))

@@ -7,6 +7,7 @@ on what other keys are decided beside it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -37,6 +38,11 @@ class Drawn:
         return flat_action(*self.heads.T)
 
 
+_KEPT: Final = 4096
+"""Keys of which a recurrent state is kept beside those that are being drawn for: of others, what was drawn last went
+long ago, or they are no more. Where the state was needed after all, it begins anew."""
+
+
 class Drawer:
     """Draws from ``net``, which is only read, and keeps each key's recurrent state from decision to decision."""
 
@@ -46,6 +52,8 @@ class Drawer:
         # By key, in the order of identities: the last decision, and the state before and after it.
         self._identity = np.zeros(0, np.uint64)
         self._last = np.zeros((0, 2), np.int64)
+        self._drawn_at = np.zeros(0, np.int64)
+        self._draws = 0
         initial = net.initial_state()
         self._before = {name: h.unsqueeze(0)[:0] for name, h in initial.items()}
         self._after = dict(self._before)
@@ -93,11 +101,16 @@ class Drawer:
     def _remember(
         self, identity: UInt64, of: Int64, before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]
     ) -> None:
+        self._draws += 1
         others: Bool = ~np.isin(self._identity, identity)
+        if np.count_nonzero(others) > _KEPT:
+            at = np.flatnonzero(others)
+            others[at[np.argsort(self._drawn_at[at], kind="stable")[:-_KEPT]]] = False
         merged = np.concatenate([self._identity[others], identity])
         order = np.argsort(merged)
         self._identity = merged[order]
         self._last = np.concatenate([self._last[others], of])[order]
+        self._drawn_at = np.append(self._drawn_at[others], np.full(len(identity), self._draws))[order]
         for kept, new in ((self._before, before), (self._after, after)):
             for name in kept:
                 kept[name] = torch.cat([kept[name][torch.from_numpy(others)], new[name]])[torch.from_numpy(order)]

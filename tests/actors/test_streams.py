@@ -103,3 +103,15 @@ def test_keys_of_other_runners_are_left_to_them() -> None:
     for ordinal in range(6):
         key(ordinal, 3, 0.5)
     assert key.streams.episodes() == []
+
+
+def test_communicators_that_are_no_more_leave_nothing_behind() -> None:
+    key = Key()
+    key(0, 3, np.nan)
+    key(1, 4, 0.5)
+    key.streams.keep([1])
+    assert key.streams.episodes() == [], "its communicator is there"
+    key.streams.keep([])
+    (episode,) = key.streams.episodes()
+    assert episode.get_actions()[:, 0].tolist() == [3], "what was learned of it until then is not lost"
+    assert not key.streams._streams
