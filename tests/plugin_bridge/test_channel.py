@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import fcntl
 import mmap
-import os
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rig import CALLS, Rig, play, stage, table_key, wait_for, write_at
+from rig import CALLS, Rig, play, stage, table_key, write_at
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.control.table import ENTRY_DTYPE, DecisionTable
 from dynamiccl_ray.errors import ChannelError
 from dynamiccl_ray.keys import N_KEYS
-from dynamiccl_ray.plugin_bridge import native_dir
 from dynamiccl_ray.plugin_bridge.channel import Channel, JobReport, c_digest
 from dynamiccl_ray.plugin_bridge.layout import COST_ROW_DTYPE, RECORD_DTYPE
-from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, HOST_NAME, NcclJob
-from dynamiccl_ray.plugin_bridge.segments import process_alive, remove_stale, sanitized, segments
+from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, NcclJob
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "plugin_bridge" / "native"
@@ -298,233 +291,3 @@ def test_a_file_cut_short_after_it_was_found(segment: tuple[NcclJob, Path], tmp_
 
 
 # ---- names and leftovers ----
-
-
-def test_names_are_sanitized_alike_on_both_sides(rig: Rig) -> None:
-    name = "a b/c-d:x.Y_" + "z" * 80
-    with rig.job(play(), job_id=name) as job:
-        job.set_credit(0)
-        job.start()
-        (path,) = wait_for(lambda: list(segments(name)), what="the segment")
-        assert path.name == f"dynamiccl-{sanitized(name)}-{job.pids()[0]}-0"
-    assert sanitized(name) == "a=20b=2Fc=2Dd=3Ax.Y_" + "z" * 51
-
-
-def test_leftovers_of_the_dead_go_and_the_living_stay(rig: Rig, segment: tuple[NcclJob, Path]) -> None:
-    job, live = segment
-    pid = job.pids()[0]
-    with subprocess.Popen(["true"]) as dead:
-        dead.wait()
-    content = live.read_bytes()
-    of_dead = rig.shm / f"dynamiccl-other-{dead.pid}-0"
-    of_dead.write_bytes(content[:56] + struct.pack("<I", dead.pid) + content[60:])
-    recycled = rig.shm / f"dynamiccl-other-{pid}-7"
-    recycled.write_bytes(content[:48] + struct.pack("<Q", 1) + content[56:])
-    for copy in (of_dead, recycled):
-        copy.chmod(0o600)
-    unreadable_dead = rig.shm / f"dynamiccl-other-{dead.pid}-1"
-    unreadable_dead.write_bytes(b"old")
-    unreadable_live = rig.shm / f"dynamiccl-other-{os.getpid()}-1"
-    unreadable_live.write_bytes(b"old")
-    held = unreadable_live.open("r+b")
-    fcntl.fcntl(held, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
-    foreign = rig.shm / "dynamiccl-notes.txt"
-    foreign.write_text("mine")
-    assert set(segments()) == {live, of_dead, recycled, unreadable_dead, unreadable_live}
-    assert set(segments("other")) == {of_dead, recycled, unreadable_dead, unreadable_live}
-    assert remove_stale("no such job") == []
-    assert set(remove_stale()) == {of_dead, recycled, unreadable_dead}
-    assert set(rig.shm.iterdir()) == {live, unreadable_live, foreign}
-    held.close()
-    unreadable_live.unlink()
-    foreign.unlink()
-    assert process_alive(pid, Channel(live, claim=False).identity.start_time)
-    assert not process_alive(pid, 1)
-    assert not process_alive(2**22 + 1, 1)
-
-
-def test_a_leftover_of_the_same_name_is_not_touched(rig: Rig) -> None:
-    """Process ids repeat in containers that share /dev/shm; the plugin takes the next name."""
-    host = rig.directory / "host"
-    host.write_text(f'#!/bin/sh\necho mine > "{rig.shm}/dynamiccl-job1-$$-0"\nexec "{native_dir() / HOST_NAME}" "$@"\n')
-    host.chmod(0o755)
-    job = rig.job(play(steps=10))
-    job._command[0] = str(host)
-    job.start()
-    leftover = rig.shm / f"dynamiccl-job1-{job.pids()[0]}-0"
-    job.wait(20)
-    assert leftover.read_text() == "mine\n"
-    assert list(segments()) == [leftover]
-
-
-# ---- nowhere to put it ----
-
-
-@pytest.fixture
-def mounted(tmp_path: Path) -> Iterator[Any]:
-    """Mounts a tmpfs with the options given, or skips."""
-    made: list[Path] = []
-
-    def mount(options: str) -> Path:
-        where = tmp_path / f"mount{len(made)}"
-        where.mkdir()
-        if os.geteuid() != 0:
-            pytest.skip("mounting a tmpfs needs root")
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(where)], capture_output=True, text=True, check=False
-        )
-        if done.returncode:
-            pytest.skip(f"cannot mount a tmpfs here: {done.stderr.strip()}")
-        made.append(where)
-        return where
-
-    yield mount
-    for where in made:
-        subprocess.run(["umount", str(where)], check=True)
-
-
-def check_runs_untuned(rig: Rig, shm: Path, message: str) -> None:
-    job = rig.start(play(steps=10, comms=2), env={"DYNAMICCL_SHM_DIR": str(shm)})
-    job.set_credit(10)
-    job.wait(30)
-    assert job.returncodes() == [0]
-    log = job.log(0)
-    assert len(log) == 2 * 10 * len(CALLS)
-    assert np.all(log["own"] == 1)
-    lines = job.stderr(0).splitlines()
-    assert len(lines) == 1, lines
-    assert message in lines[0]
-    assert "tuning stays off" in lines[0]
-
-
-def test_a_directory_that_is_not_there(rig: Rig, tmp_path: Path) -> None:
-    check_runs_untuned(rig, tmp_path / "none", "No such file or directory")
-
-
-def test_a_directory_with_too_long_a_name(rig: Rig, tmp_path: Path) -> None:
-    long = tmp_path / ("d" * 200)
-    long.mkdir()
-    check_runs_untuned(rig, long, "too long")
-
-
-def test_a_directory_that_cannot_be_written(rig: Rig, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if os.geteuid() == 0:
-        check_runs_untuned(rig, request.getfixturevalue("mounted")("ro,size=200m"), "Read-only file system")
-    else:
-        tmp_path.chmod(0o500)
-        check_runs_untuned(rig, tmp_path, "Permission denied")
-
-
-def test_a_full_directory(rig: Rig, mounted: Any) -> None:
-    shm = mounted("size=200m")
-    with (shm / "ballast").open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, 195 << 20)
-    check_runs_untuned(rig, shm, "free")
-    assert [path.name for path in shm.iterdir()] == ["ballast"]
-
-
-def test_dockers_default_of_64_mib_is_left_to_nccl(rig: Rig, mounted: Any) -> None:
-    shm = mounted("size=64m")
-    check_runs_untuned(rig, shm, "free")
-    assert list(shm.iterdir()) == []
-
-
-def test_no_inode_left(rig: Rig, mounted: Any) -> None:
-    check_runs_untuned(rig, mounted("size=200m,nr_inodes=1"), "No space left")
-
-
-# ---- the ring ----
-
-
-@pytest.fixture(scope="session", params=[(), ("-DDCC_STRESS",)], ids=["as built", "interleaved"])
-def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stress test of both ends, as fast as it goes and with threads losing the processor where it hurts."""
-    path = tmp_path_factory.mktemp("stress") / "stress"
-    sources = [str(path) for path in (Path(__file__).parent / "native" / "stress.c", *sorted(NATIVE.glob("*.c")))]
-    flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", *request.param]
-    subprocess.run(["gcc", *flags, "-o", path, *sources, "-lpthread"], check=True)
-    return path
-
-
-PARTS = [
-    "ring",
-    "agreement",
-    "events",
-    "lost",
-    "stale",
-    "groups",
-    "passed-over",
-    "sure",
-    "mask",
-    "pause",
-    "timed",
-    "job",
-]
-
-
-@pytest.mark.parametrize("part", PARTS)
-@pytest.mark.parametrize("seed", range(3))
-def test_both_ends_under_stress(rig: Rig, stress: Path, part: str, seed: int) -> None:
-    env = {**os.environ, "DYNAMICCL_SHM_DIR": str(rig.shm)}
-    done = subprocess.run([stress, part, str(seed)], env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{part.replace('-', ' ')}: ")
-
-
-def test_the_ring_from_empty_to_wrapped(rig: Rig) -> None:
-    job = rig.start(play(CALLS[:1], us=1.0, syncs=False))
-    ((channel,),) = rig.channels(job)
-    assert len(channel.drain()) == 0
-
-    begun = 0
-
-    def run(n: int) -> None:
-        nonlocal begun
-        begun += n
-        job.set_credit(begun)
-        deadline = time.monotonic() + 30
-        while channel.status.records + sum(channel.status.dropped.values()) < begun:
-            assert time.monotonic() < deadline, channel.status
-            time.sleep(0.001)
-
-    run(1)
-    one = channel.drain()
-    assert one["ticket"].tolist() == one["dseq"].tolist() == [1]
-    run(RECORDS)
-    assert (channel.status.backlog, channel.status.dropped["full"]) == (RECORDS, 0)
-    run(5)
-    assert (channel.status.backlog, channel.status.dropped["full"]) == (RECORDS, 5)
-    few = np.empty(100, RECORD_DTYPE)
-    assert channel.drain(few)["ticket"].tolist() == list(range(2, 102))
-    run(100)
-    assert (channel.status.backlog, channel.status.dropped["full"]) == (RECORDS, 5)
-    rest = channel.drain()
-    assert rest["ticket"].tolist() == list(range(102, RECORDS + 102))
-    assert sorted(rest["dseq"])[-100:] == list(range(RECORDS + 7, RECORDS + 107))
-    job.stop()
-
-
-def test_a_live_job_at_full_speed_loses_nothing(rig: Rig) -> None:
-    total, per_step = 80_000, 100
-    job = rig.start(play(CALLS[:2] * (per_step // 2), us=1.0, steps=total // per_step, syncs=False))
-    ((channel,),) = rig.channels(job)
-    into = np.empty(RECORDS, RECORD_DTYPE)
-    seen = np.zeros(total + 1, np.uint8)
-    tickets, drained = 0, 0
-    deadline = time.monotonic() + 60
-    while drained < total and time.monotonic() < deadline:
-        # The one thing that may hold the job up is this test being put to sleep for 50 ms.
-        job.set_credit((drained + RECORDS) // per_step)
-        batch = channel.drain(into)
-        if len(batch):
-            assert np.array_equal(batch["ticket"], np.arange(tickets + 1, tickets + len(batch) + 1))
-            tickets += len(batch)
-            np.add.at(seen, batch["dseq"], 1)
-            drained += len(batch)
-        else:
-            time.sleep(0.0005)
-    job.wait(10)
-    assert drained == total
-    assert seen[0] == 0
-    assert np.all(seen[1:] == 1)
-    assert sum(channel.status.dropped.values()) == 0
