@@ -19,7 +19,7 @@ from dynamiccl_ray.plugin_bridge.layout import RECORD_DTYPE
 def stress(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The stress test of both ends, as fast as it goes and with threads losing the processor where it hurts."""
     path = tmp_path_factory.mktemp("stress") / "stress"
-    sources = [str(path) for path in (Path(__file__).parent / "native" / "stress.c", *sorted(NATIVE.glob("*.c")))]
+    sources = [str(path) for path in (*(Path(__file__).parent / "native" / "stress").glob("*.c"), *NATIVE.glob("*.c"))]
     flags = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE}", *request.param]
     subprocess.run(["gcc", *flags, "-o", path, *sources, "-lpthread"], check=True)
     return path
