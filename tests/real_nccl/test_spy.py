@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import spy_programs as programs
-from spying import Run, Stage, belief_of, differences, estimates, ids_of, was_starved
+from spying import Run, Stage, belief_of, ids_of
+from stories import differences, estimates, was_starved
 
 from dynamiccl_ray.knobs import N_ALGORITHMS, N_PROTOCOLS
 from dynamiccl_ray.plugin_bridge.program import Program
