@@ -159,13 +159,20 @@ class EmulatedJob(PlayedJob, ABC):
         return self
 
 
+def _measurements(given: Any, info: ValidationInfo) -> Any:
+    path = beside(given, info)
+    if isinstance(path, Path) and not is_file(path):
+        raise ValueError(f"{path} is no file; name a CSV of measurements")
+    return path
+
+
 class MeasuredFabric(EmulatedJob):
     """Tables of real measurements."""
 
     kind: Literal["measured"]
     machine: Literal["p5en"] = "p5en"
     """Whose NCCL cost model and tables; p5en is AWS p5en.48xlarge, 8 H200 a node, all-reduce."""
-    files: tuple[Annotated[Path, BeforeValidator(beside)], ...] = ()
+    files: tuple[Annotated[Path, BeforeValidator(_measurements)], ...] = ()
     """Measurements to play instead of the ones that are shipped, in the same columns; paths relative to this file."""
     events: tuple[Event, ...] = ()
 
