@@ -20,7 +20,7 @@ HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_
 C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/plugin_bridge/native/stress/*.[ch] tests/real_nccl/native/*.c tests/fuzz/*.[ch])
 STRESS_SRC := $(wildcard tests/plugin_bridge/native/stress/*.c)
 
-.PHONY: demo train test test-all acceptance model fuzz sanitize real-nccl native lint format venv clean
+.PHONY: demo train test test-all acceptance schema model fuzz sanitize real-nccl native lint format venv clean
 
 demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
@@ -91,6 +91,13 @@ $(LIB)/libnccl-emulated.so: $(EMULATED_SRC) $(GPU_SRC) $(HEADERS) $(EMULATED)/ex
 # The demo as a newcomer runs it, and its promises checked.
 acceptance: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -q -m "" tests/test_demo.py
+
+# What editors check YAML files with, from the same models that read them.
+SCHEMAS := dynamiccl_ray/data/schema
+schema: $(VENV)/ready
+	mkdir -p $(SCHEMAS)
+	for kind in experiment curriculum cluster workload; do \
+	    $(BIN)/dynamiccl schema $$kind > $(SCHEMAS)/$$kind.json || exit 1; done
 
 # The agreement as a model, over all of its states: docs/agreement_model.md. Needs spin and gcc, and nothing of ours.
 model:

@@ -27,9 +27,9 @@ class BuildWithPlugin(build_py):
         editable = getattr(self, "editable_mode", False)
         compile_native((ROOT if editable else Path(self.build_lib)) / "dynamiccl_ray" / "plugin_bridge" / "lib")
         if not editable:
-            # A checkout reads the presets where they are.
-            presets = Path(self.build_lib) / "dynamiccl_ray" / "data" / "clusters"
-            shutil.copytree(ROOT / "experiments" / "clusters", presets, dirs_exist_ok=True)
+            # A checkout reads them where they are.
+            copy = Path(self.build_lib) / "dynamiccl_ray" / "data" / "experiments"
+            shutil.copytree(ROOT / "experiments", copy, dirs_exist_ok=True)
 
 
 class PlatformWheel(bdist_wheel):

@@ -13,6 +13,8 @@ import pickle
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Final
 
 
@@ -42,6 +44,13 @@ MOST_CHARS: Final = 600
 def short(text: str) -> str:
     """What somebody else has written, or a library says of it, so that it fits into a message."""
     return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """``; did you mean 'x'?``, or nothing where no name is near."""
+    lower = {name.lower(): name for name in names}
+    found = get_close_matches(word.lower(), lower, n=1, cutoff=0.6)
+    return f"; did you mean {lower[found[0]]!r}?" if found else ""
 
 
 DAMAGED: Final = (

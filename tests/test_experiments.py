@@ -35,5 +35,5 @@ def test_the_default_policy_ships_and_fits_the_network(tmp_path: Path) -> None:
     assert policy.load(DEFAULT_POLICY).hidden > 0
     assert DEFAULT_POLICY.stat().st_size < 4 << 20
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(raw | {"policy": "nowhere.pt"}))
-    with pytest.raises(ConfigError, match=r"nowhere\.pt does not exist"):
+    with pytest.raises(ConfigError, match=r"nowhere\.pt is no file"):
         load(tmp_path / "x.yaml")

@@ -14,7 +14,10 @@ PACKAGE = ROOT / "dynamiccl_ray"
 # From the bottom up. A layer imports itself and those below; those in one line import no other of their line.
 LAYERS = (
     ("errors", "knobs", "arrays", "figures"),
+    ("overrides", "sizes"),
+    ("validation",),
     ("settings", "keys"),
+    ("shipped",),
     ("actions",),
     ("agent",),
     ("fabric",),
@@ -28,6 +31,7 @@ LAYERS = (
     ("actors", "torch"),
     ("trainers",),
     ("cli",),
+    ("__main__",),
 )
 # The command line and the public names reach every layer, but only inside their functions.
 LAZY = {"cli", "__init__"}

@@ -93,7 +93,7 @@ def _levels(merged: bool) -> str:
         ("# " + "a" * MOST_BYTES, f"a file of settings may have {MOST_BYTES}"),
         ("name: x\nfabric: {kind: nccl}\npolicy: " + "a" * 5000, "policy = 'aaa"),
         ("name: x\nfabric: {kind: real_nccl, nccl: " + "a" * 5000 + "}", "nccl = 'aaa"),
-        ("\n".join(f"unknown{i}: 1" for i in range(1000)), "and 997 more"),
+        ("\n".join(f"unknown{i}: 1" for i in range(1000)), "and 999 more"),
     ],
     ids=lambda given: str(given)[:20],
 )

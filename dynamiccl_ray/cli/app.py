@@ -6,11 +6,15 @@ Nothing heavy is imported before a command needs it.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated, NoReturn
 
 import typer
+from rich.markup import escape
 
 from dynamiccl_ray.cli.bench import bench_app
 from dynamiccl_ray.cli.fabric import fabric_app
+from dynamiccl_ray.cli.files import init, list_shipped, schema
 from dynamiccl_ray.cli.learning import evaluate, train
 from dynamiccl_ray.cli.live import canary, mode, off, rollback, status, top
 from dynamiccl_ray.cli.online import demo, explain, online, release
@@ -22,12 +26,13 @@ from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
-    help="Learns, while a PyTorch job trains, which NCCL configuration each collective should use.",
 )
-for command in (demo, online, status, top, mode, off, rollback, canary, release, explain, doctor, train, evaluate):
+_RUNS = (online, status, top, mode, off, rollback, canary, release, explain)
+for command in (demo, init, *_RUNS, doctor, train, evaluate, schema):
     app.command()(command)
+app.command("list")(list_shipped)
 for name, commands in (
     ("plugin", plugin_app),
     ("bench", bench_app),
@@ -37,6 +42,21 @@ for name, commands in (
     app.add_typer(commands, name=name)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"dynamiccl {version('dynamiccl-ray')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _about(
+    show_version: Annotated[
+        bool, typer.Option("--version", help="Which version this is.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Learns, while a PyTorch job trains, which NCCL configuration each collective should use."""
+
+
 def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2."""
     ask_for_a_token()
@@ -44,5 +64,14 @@ def main() -> None:
     try:
         app()
     except DynamicclError as e:
-        console.print(f"[bold red]error:[/] {e}", highlight=False, soft_wrap=True)
-        sys.exit(2)
+        _complain(str(e))
+    except OSError as e:
+        # A file that cannot be written or read is the user's to mend; without a name it is not about a file.
+        if e.filename is None:
+            raise
+        _complain(f"{e.filename}: {e.strerror}")
+
+
+def _complain(words: str) -> NoReturn:
+    console.print(f"[bold red]error:[/] {escape(words)}", highlight=False, soft_wrap=True)
+    sys.exit(2)

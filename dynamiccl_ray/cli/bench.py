@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, console, emit, show
+from dynamiccl_ray.cli.output import AsJson, Set, console, emit, show
 
 bench_app = typer.Typer(no_args_is_help=True, help="The budgets, measured on this machine.")
 
@@ -52,7 +52,7 @@ def bench_channel(as_json: AsJson = False) -> None:
 
 @bench_app.command("activation")
 def bench_activation(
-    repeats: Annotated[int, typer.Option(help="Switches to time.")] = 60, as_json: AsJson = False
+    repeats: Annotated[int, typer.Option(help="Switches to time.", min=1)] = 60, as_json: AsJson = False
 ) -> None:
     """From new weights to the new table in force on all ranks."""
     from dynamiccl_ray.trainers.bench.activation import bench_activation as bench
@@ -62,14 +62,18 @@ def bench_activation(
 
 @bench_app.command("train")
 def bench_train(
-    curriculum: Annotated[Path, typer.Argument(help="A curriculum YAML.")] = Path("experiments/curricula/default.yaml"),
+    curriculum: Annotated[Path, typer.Argument(help="A curriculum YAML, or the name of one that is shipped.")] = Path(
+        "default"
+    ),
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Environment steps per second, learner included, beside RLlib's stock runner."""
     from dynamiccl_ray.config.curriculum import load_curriculum
+    from dynamiccl_ray.shipped import find
     from dynamiccl_ray.trainers.bench.train import bench_train as bench
 
-    show(bench(load_curriculum(curriculum)), as_json)
+    show(bench(load_curriculum(find("curriculum", curriculum), override or ())), as_json)
 
 
 @bench_app.command("fabric")

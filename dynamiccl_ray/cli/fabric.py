@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl_ray.cli.output import AsJson, console, emit, show
+from dynamiccl_ray.cli.output import AsJson, Set, console, emit, show
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import Collective
 
@@ -39,18 +39,19 @@ def fabric_belief(
 @fabric_app.command("show")
 def fabric_show(
     cluster: Annotated[str, typer.Argument(help="A cluster YAML, or the name of a preset.")],
-    nodes: Annotated[int, typer.Option(help="Up to so many, in powers of two.")] = 32,
+    nodes: Annotated[int, typer.Option(help="Up to so many, in powers of two.", max=65_536)] = 32,
     collective: Annotated[str, typer.Option(help="broadcast, reduce, all_gather, reduce_scatter or all_reduce.")] = (
         "all_reduce"
     ),
     out: Annotated[Path | None, typer.Option("--out", help="PNG to write; CLUSTER-COLLECTIVE.png by default.")] = None,
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Which configuration is best at which size and number of nodes, and what NCCL would do there."""
     from dynamiccl_ray.fabric.crossover import crossover, draw_crossover, node_counts
     from dynamiccl_ray.fabric.presets import find_cluster
 
-    machine = find_cluster(cluster)
+    machine = find_cluster(cluster, override or ())
     try:
         which = Collective[collective.upper()]
     except KeyError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +11,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, Without, console, emit
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit
 
-Curriculum = Annotated[Path, typer.Argument(help="A curriculum YAML.")]
+Curriculum = Annotated[Path, typer.Argument(help="A curriculum YAML, or the name of one that is shipped.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the results; runs/NAME-TIME by default.")]
 
 
@@ -23,21 +21,23 @@ def train(
     curriculum: Curriculum,
     out: Out = None,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the curriculum's.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the curriculum's.", min=0, max=2**31 - 1)] = None,
     runners: Annotated[int, typer.Option(min=0, help="Ray actors that sample; 0: this process.")] = 0,
     learners: Annotated[int, typer.Option(min=0, help="Ray actors that update; 0: this process.")] = 0,
     without: Without = None,
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn on the fabric model, stage by stage, without a job."""
     from dynamiccl_ray.config.curriculum import load_curriculum
+    from dynamiccl_ray.shipped import find
     from dynamiccl_ray.trainers.model.curriculum import run_curriculum
 
-    lessons = load_curriculum(curriculum)
+    lessons = load_curriculum(find("curriculum", curriculum), override or ())
     if seed is not None:
         lessons = lessons.model_copy(update={"seed": seed})
     lessons = lessons.model_copy(update={"reward": lessons.reward.without(without or ())})
-    directory = out or Path("runs") / f"{lessons.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = directory_for(out, lessons.name)
     with console.status("sampling scenarios") as status:
         summary = run_curriculum(
             lessons,
@@ -91,6 +91,7 @@ def evaluate(
     scenarios: Annotated[int, typer.Option(min=1, help="Jobs in each modelled split.")] = 10,
     runs: Annotated[int, typer.Option(min=1, help="Independent runs of each job and method.")] = 5,
     learn: Annotated[int, typer.Option(min=0, help="Collectives of each key before any is measured.")] = 2000,
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Judge a policy on every stage, on held-out clusters and on measured tables, beside all baselines."""
@@ -100,13 +101,11 @@ def evaluate(
     from dynamiccl_ray.evaluation.samples import SampleFile
     from dynamiccl_ray.evaluation.suite import assess
     from dynamiccl_ray.report.evaluation import terminal_table, write_evaluation_report
+    from dynamiccl_ray.shipped import find
 
-    lessons, nets = load_curriculum(curriculum), [policy.load(path) for path in checkpoint]
-    directory = out or Path("runs") / f"{lessons.name}-evaluation-{time.strftime('%Y%m%d-%H%M%S')}"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ConfigError(f"--out {directory}: cannot make the directory: {e.strerror}; name one that can be") from None
+    lessons = load_curriculum(find("curriculum", curriculum), override or ())
+    nets = [policy.load(path) for path in checkpoint]
+    directory = directory_for(out, f"{lessons.name}-evaluation")
     procedure = Procedure(learn=learn, runs=runs)
     with console.status("starting") as status, SampleFile(directory / "samples.parquet", procedure) as samples:
         assessment = assess(
@@ -124,7 +123,15 @@ def evaluate(
         curriculum,
         *(word for path in checkpoint for word in ("--checkpoint", path)),
     ]
-    words += ["--scenarios", scenarios, "--runs", runs, "--learn", learn]
+    words += [
+        "--scenarios",
+        scenarios,
+        "--runs",
+        runs,
+        "--learn",
+        learn,
+        *(word for said in override or () for word in ("--set", said)),
+    ]
     about = {"curriculum": lessons.name, "checkpoint": checkpoint[0].name, "command": shlex.join(map(str, words))}
     report = write_evaluation_report(assessment, about, directory)
     document = {**assessment.summary, "report": str(report)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, Without, console, emit
+from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
 Nccl = Annotated[
@@ -26,7 +25,7 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
     from dynamiccl_ray.report.terminal import terminal_table
     from dynamiccl_ray.trainers.online.run import run_online
 
-    directory = out or Path("runs") / f"{experiment.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = directory_for(out, experiment.name)
     with console.status("starting") as status:
         summary = run_online(
             experiment,
@@ -113,34 +112,37 @@ def _verdict(summary: dict[str, Any]) -> list[str]:
 def demo(
     out: Out = None,
     serial: Serial = False,
-    seed: Annotated[int, typer.Option(help="Seed of everything that is random.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of everything that is random.", min=0, max=2**31 - 1)] = 0,
     nccl: Nccl = None,
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Learn on measured H200 times, survive a congestion event, and report; or a whole job on NCCL's own code."""
     from dynamiccl_ray.config.experiment import load
 
     with resources.as_file(resources.files("dynamiccl_ray") / "data") as data:
-        experiment = load(data / ("demo.yaml" if nccl is None else "demo-nccl.yaml"))
-    experiment = experiment.model_copy(update={"seed": seed})
+        path = data / ("demo.yaml" if nccl is None else "demo-nccl.yaml")
+        experiment = load(path, [f"seed={seed}", *(override or ())])
     if nccl is not None:
         experiment = experiment.on_nccl(nccl)
     _run(experiment, out, serial=serial, resume=None, as_json=as_json)
 
 
 def online(
-    experiment: Annotated[Path, typer.Argument(help="An online experiment YAML.")],
+    experiment: Annotated[Path, typer.Argument(help="An online experiment YAML, or the name of one that is shipped.")],
     out: Out = None,
     serial: Serial = False,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
     nccl: Nccl = None,
     without: Without = None,
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """Run the loop beside a job, or on a played one."""
     from dynamiccl_ray.config.experiment import load
+    from dynamiccl_ray.shipped import find
 
-    settings = load(experiment)
+    settings = load(find("experiment", experiment), override or ())
     if nccl is not None:
         settings = settings.on_nccl(nccl)
     settings = settings.model_copy(update={"reward": settings.reward.without(without or ())})

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
+import time
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
+
+from dynamiccl_ray.errors import ConfigError, short
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 Without = Annotated[
@@ -15,8 +21,29 @@ Without = Annotated[
     typer.Option("--without", metavar="TERM", help="Leave this term out of the reward; may be given several times."),
 ]
 
+Set = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Instead of what the YAML says, such as ppo.lr=3e-4; a value is YAML. May be given several times.",
+    ),
+]
+
 # Progress and complaints go to stderr, so that stdout can be piped.
 console: Final = Console(stderr=True)
+
+
+def directory_for(out: Path | None, name: str) -> Path:
+    """Where results go, made: ``out``, or runs/NAME-TIME. Raises ConfigError where it cannot be written."""
+    directory = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as e:
+        raise ConfigError(f"--out {short(str(directory))}: cannot write there: {e.strerror}; name another") from None
+    return directory
 
 
 def emit(document: Any) -> None:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dynamiccl_ray.cli.output import AsJson, console, emit
+from dynamiccl_ray.cli.output import AsJson, Set, console, emit
 from dynamiccl_ray.errors import ConfigError
 
 workload_app = typer.Typer(no_args_is_help=True, help="Training jobs as streams of collectives.")
@@ -18,21 +18,27 @@ workload_app = typer.Typer(no_args_is_help=True, help="Training jobs as streams 
 
 @workload_app.command("show")
 def show(
-    workload: Annotated[Path, typer.Argument(help="A workload YAML, as in experiments/workloads, or a TRACE.jsonl.")],
+    workload: Annotated[
+        Path, typer.Argument(help="A workload YAML, the name of one that is shipped, or a TRACE.jsonl.")
+    ],
     rank: Annotated[int, typer.Option(help="Whose calls.", min=0)] = 0,
     step: Annotated[int, typer.Option(help="Which step, from 0: some exchange every tau steps only.", min=0)] = 0,
+    override: Set = None,
     as_json: AsJson = False,
 ) -> None:
     """The calls of one rank in one iteration, or of a trace, per communicator and collective."""
     if workload.suffix == ".jsonl":
-        if rank or step:
-            raise ConfigError(f"{workload}: a trace is of one rank and has no steps; leave out --rank and --step")
+        if rank or step or override:
+            raise ConfigError(
+                f"{workload}: a trace is of one rank and has no steps or settings; leave out --rank, --step, --set"
+            )
         _show_trace(workload, as_json)
         return
+    from dynamiccl_ray.shipped import find
     from dynamiccl_ray.workloads.stream import iteration
     from dynamiccl_ray.workloads.workload import load_workload
 
-    loaded = load_workload(workload)
+    loaded = load_workload(find("workload", workload), override or ())
     if rank >= loaded.degrees.ranks:
         raise ConfigError(f"--rank {rank}: {workload} has ranks 0 to {loaded.degrees.ranks - 1}")
     stream = iteration(loaded, rank=rank, step=step)

@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from dynamiccl_ray.agent.observation import Compression, Parallelism, SyncMode
 from dynamiccl_ray.agent.reward import Reward
 from dynamiccl_ray.config.control import Control
-from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics
-from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.fabric.presets import NamedCluster
 from dynamiccl_ray.settings import (
-    DIRECTORY,
     MOST_EXPERTS,
     Count,
+    Nodes,
     NotNegative,
     Positive,
     Ppo,
     Section,
     Share,
-    exists,
     read_yaml,
 )
-
-
-def _cluster(given: Any, info: ValidationInfo) -> Any:
-    """The cluster of a preset's name or of a path, which is relative to the YAML; or its settings, in place."""
-    if not isinstance(given, str):
-        return given
-    path = (info.context or {}).get(DIRECTORY, Path()) / given
-    return find_cluster(str(path) if exists(path) else given)
 
 
 class Place(Section):
     """Where jobs run."""
 
-    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
-    """A preset's name, or the path of a cluster YAML relative to this file."""
-    nodes: Annotated[tuple[Count, ...], Field(min_length=1)]
+    cluster: NamedCluster
+    """A preset's name, the path of a cluster YAML, relative to this file, or its settings, in place."""
+    nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)]
     """Each is a place of its own."""
 
 
@@ -73,6 +64,8 @@ class Stage(Section):
     def _ordered(self) -> Self:
         if self.least_phases > self.most_phases:
             raise ValueError(f"least_phases is {self.least_phases}; it must be at most most_phases, {self.most_phases}")
+        if self.least_rounds > self.most_rounds:
+            raise ValueError(f"least_rounds is {self.least_rounds}; it must be at most most_rounds, {self.most_rounds}")
         return self
 
 
@@ -90,6 +83,12 @@ class CurriculumPpo(Ppo):
     """and from two thirds of the rounds on."""
     rounds: Count = 600
     experts: Annotated[int, Field(ge=1, le=MOST_EXPERTS)] = 4
+
+    @model_validator(mode="after")
+    def _teacher_fades(self) -> Self:
+        if self.teacher_end > self.teacher:
+            raise ValueError(f"teacher_end is {self.teacher_end:g}; it must be at most teacher, {self.teacher:g}")
+        return self
 
 
 class StreamSettings(Section):
@@ -139,6 +138,6 @@ class Curriculum(Section):
         return self
 
 
-def load_curriculum(path: Path) -> Curriculum:
-    """Reads a curriculum YAML. Raises ConfigError naming the file, the field, the value and what is valid."""
-    return read_yaml(path, Curriculum, "curriculum")
+def load_curriculum(path: Path, overrides: Sequence[str] = ()) -> Curriculum:
+    """Reads a curriculum YAML, with ``overrides`` as in ``read_yaml``. Raises ConfigError."""
+    return read_yaml(path, Curriculum, "curriculum", overrides)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
@@ -27,12 +28,25 @@ from dynamiccl_ray.config.canary import Canary
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.overhead import Overhead
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
 from dynamiccl_ray.fabric.load import IDLE, Load
-from dynamiccl_ray.fabric.presets import find_cluster, preset_names
+from dynamiccl_ray.fabric.presets import NamedCluster
 from dynamiccl_ray.keys import key_name, key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
-from dynamiccl_ray.settings import DIRECTORY, Count, NotNegative, Positive, Ppo, Section, exists, read_yaml
+from dynamiccl_ray.settings import (
+    MOST,
+    MOST_ACTORS,
+    Count,
+    Nodes,
+    NotNegative,
+    Positive,
+    Ppo,
+    Section,
+    beside,
+    exists,
+    is_file,
+    read_yaml,
+)
+from dynamiccl_ray.sizes import Bytes, BytesOrNone
 
 
 class PlayedEvent(Section, ABC):
@@ -119,7 +133,7 @@ class Processes(Section):
 class PlayedJob(Section, ABC):
     """What the fabrics share on which processes that load the real plugin play a job, without a GPU."""
 
-    nodes: Count = 8
+    nodes: Nodes = 8
     events: tuple[PlayedEvent, ...] = ()
 
 
@@ -136,6 +150,8 @@ class EmulatedJob(PlayedJob, ABC):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
+        if (count := self.processes.nodes * self.processes.ranks_per_node) > MOST_PROCESSES:
+            raise ValueError(f"processes: {count} of them on one machine; {MOST_PROCESSES} at most")
         if self.processes.nodes > self.nodes or self.processes.ranks_per_node > self.gpus_per_node:
             raise ValueError(
                 f"processes: {self.processes.nodes} nodes x {self.processes.ranks_per_node} ranks do not fit "
@@ -144,14 +160,21 @@ class EmulatedJob(PlayedJob, ABC):
         return self
 
 
+def _measurements(given: Any, info: ValidationInfo) -> Any:
+    path = beside(given, info)
+    if isinstance(path, Path) and not is_file(path):
+        raise ValueError(f"{path} is no file; name a CSV of measurements")
+    return path
+
+
 class MeasuredFabric(EmulatedJob):
     """Tables of real measurements."""
 
     kind: Literal["measured"]
     machine: Literal["p5en"] = "p5en"
     """Whose NCCL cost model and tables; p5en is AWS p5en.48xlarge, 8 H200 a node, all-reduce."""
-    files: tuple[Path, ...] = ()
-    """Measurements to play instead of the ones that are shipped, in the same columns."""
+    files: tuple[Annotated[Path, BeforeValidator(_measurements)], ...] = ()
+    """Measurements to play instead of the ones that are shipped, in the same columns; paths relative to this file."""
     events: tuple[Event, ...] = ()
 
     @property
@@ -163,8 +186,8 @@ class Calls(Section):
     """Collectives of one type that the job repeats."""
 
     collective: Literal["broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"]
-    sizes_bytes: Annotated[tuple[Count, ...], Field(min_length=1)]
-    """As NCCL counts them: the full buffer for all-gather and reduce-scatter."""
+    sizes_bytes: Annotated[tuple[Bytes, ...], Field(min_length=1)]
+    """As NCCL counts them: the full buffer for all-gather and reduce-scatter. Numbers, or ``64MiB``."""
 
     @property
     def type(self) -> Collective:
@@ -175,32 +198,20 @@ DEFAULT_POLICY: Final = Path(__file__).parents[1] / "data" / "policy.pt"
 """What ``dynamiccl train experiments/curricula/default.yaml`` wrote."""
 
 
-def _beside(given: Any, info: ValidationInfo) -> Any:
-    """``default``, or a path that is relative to the experiment; made absolute, because runners work elsewhere."""
+def _policy(given: Any, info: ValidationInfo) -> Any:
     if given == "default":
         return DEFAULT_POLICY
-    if not isinstance(given, str | Path):
-        return given
-    path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
-    if not exists(path):
-        raise ValueError(f"{path} does not exist; name a policy that `dynamiccl train` wrote")
+    path = beside(given, info)
+    if isinstance(path, Path) and not is_file(path):
+        raise ValueError(f"{path} is no file; name a policy that `dynamiccl train` wrote")
     return path
-
-
-def _cluster(given: Any, info: ValidationInfo) -> Any:
-    """A preset, or the cluster of a path relative to the experiment; anything else is for Cluster to judge."""
-    if not isinstance(given, str | Path):
-        return given
-    if str(given) in preset_names():
-        return find_cluster(str(given))
-    return load_cluster((info.context or {}).get(DIRECTORY, Path()) / given)
 
 
 class EmulatedFabric(EmulatedJob):
     """A physical model of a cluster."""
 
     kind: Literal["emulated"]
-    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    cluster: NamedCluster
     """A preset's name, the path of a cluster YAML, relative to this file, or its settings, in place."""
     collectives: Annotated[tuple[Calls, ...], Field(min_length=1)]
     noise_sigma: NotNegative = 0.02
@@ -221,11 +232,8 @@ class EmulatedFabric(EmulatedJob):
 
 
 def _source(given: Any, info: ValidationInfo) -> Any:
-    """A path that is relative to the experiment, made absolute."""
-    if not isinstance(given, str | Path):
-        return given
-    path = ((info.context or {}).get(DIRECTORY, Path()) / given).absolute()
-    if not exists(path):
+    path = beside(given, info)
+    if isinstance(path, Path) and not exists(path):
         raise ValueError(f"{path} does not exist; git clone https://github.com/NVIDIA/nccl, or give --nccl")
     return path
 
@@ -250,7 +258,7 @@ class RealNcclFabric(PlayedJob):
     kind: Literal["real_nccl"]
     nccl: Annotated[Path, BeforeValidator(_source)] | None = None
     """A source tree or tarball of NCCL, relative to this file; it is built once, which takes minutes. --nccl wins."""
-    cluster: Annotated[Cluster, BeforeValidator(_cluster)]
+    cluster: NamedCluster
     """As of an emulated fabric."""
     nodes: Annotated[int, Field(ge=1, le=8)] = 2
     ranks_per_node: Annotated[int, Field(ge=1, le=8)] = 4
@@ -282,6 +290,7 @@ class RealNcclFabric(PlayedJob):
 
 
 MOST_RANKS: Final = 16
+MOST_PROCESSES: Final = 256
 
 
 class NcclFabric(Section):
@@ -306,7 +315,7 @@ class Actions(Section):
 
     channels: tuple[int, ...] = (0,)
     """From 0 (NCCL's own), 1, 2, 4, 8, 12, 16, 24, 32."""
-    chunk_bytes: tuple[int, ...] = (0,)
+    chunk_bytes: tuple[BytesOrNone, ...] = (0,)
     """From 0 (NCCL's own) and the powers of two from 16 KiB to 4 MiB; NCCL 2.30.3 and later."""
 
     @model_validator(mode="after")
@@ -330,8 +339,14 @@ class Epochs(Section):
     """An epoch ends after this long, whatever is still to be measured."""
     watch_s: Positive = 1.0
     """Length of an epoch in which no key is learning, and how long one may wait for what does not come."""
-    per_round: Annotated[int, Field(ge=2)] = 32
+    per_round: Annotated[int, Field(ge=2, le=MOST)] = 32
     """Epochs between two updates of the policy. An epoch in which no key is learning is a round of its own."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.watch_s > self.most_s:
+            raise ValueError(f"watch_s is {self.watch_s:g}; it must be at most most_s, {self.most_s:g}")
+        return self
 
 
 class OnlinePpo(Ppo):
@@ -343,14 +358,14 @@ class OnlinePpo(Ppo):
     """At the start of a learning phase; falls linearly to ``entropy_end`` ..."""
     entropy_rounds: Count = 40
     """... over this many rounds of the phase."""
-    learners: Annotated[int, Field(ge=0)] = 0
+    learners: Annotated[int, Field(ge=0, le=MOST_ACTORS)] = 0
     """Ray actors that update, with a core each; 0: the process that runs the experiment, as always with --serial."""
 
 
 class Ray(Section):
     """How the control plane is spread out."""
 
-    runners_per_node: Count = 1
+    runners_per_node: Annotated[int, Field(ge=1, le=MOST_ACTORS)] = 1
     """That share the training processes of the node where a run is started. On a cluster with slots for runners (Ray
     resource ``dynamiccl``), a node has as many as it has slots."""
 
@@ -358,8 +373,8 @@ class Ray(Section):
 class Stop(Section):
     """When a run ends. Whatever comes first."""
 
-    rounds: Count | None = None
-    exploit_rounds_after_last_event: Count | None = None
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    exploit_rounds_after_last_event: Annotated[int, Field(ge=1)] | None = None
     """Rounds of exploitation after the last event of the fabric (or after learning, without events)."""
     keep: bool = False
     """Beside a job that goes on: what is exploited stays in force. By default ranks go back to NCCL's own choice."""
@@ -380,7 +395,7 @@ class Online(Section):
     """What the job does around its collectives, as far as it is known."""
     scheduler: Scheduler = Scheduler()
     llm: Llm = Llm()
-    policy: Annotated[Path, BeforeValidator(_beside)] | None = None
+    policy: Annotated[Path, BeforeValidator(_policy)] | None = None
     """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
     one that has seen nothing."""
     actions: Actions = Actions()
@@ -409,6 +424,6 @@ class Online(Section):
         return self.model_copy(update={"fabric": self.fabric.model_copy(update={"nccl": source.absolute()})})
 
 
-def load(path: Path) -> Online:
-    """Reads an online experiment. Raises ConfigError naming the file, the field, the value and what is valid."""
-    return read_yaml(path, Online, "experiment")
+def load(path: Path, overrides: Sequence[str] = ()) -> Online:
+    """Reads an online experiment, with ``overrides`` as in ``read_yaml``. Raises ConfigError."""
+    return read_yaml(path, Online, "experiment", overrides)

@@ -6,6 +6,7 @@ The two halves are apart on purpose: ``belief`` is what NCCL's topology search w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -256,6 +257,6 @@ class Cluster(Section):
         )
 
 
-def load_cluster(path: Path) -> Cluster:
-    """Reads a cluster YAML. Raises ConfigError naming the file, the field, the value and what is valid."""
-    return read_yaml(path, Cluster, "cluster")
+def load_cluster(path: Path, overrides: Sequence[str] = ()) -> Cluster:
+    """Reads a cluster YAML, with ``overrides`` as in ``read_yaml``. Raises ConfigError."""
+    return read_yaml(path, Cluster, "cluster", overrides)

@@ -2,29 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Any, Final
 
-from dynamiccl_ray.errors import ConfigError
+from pydantic import BeforeValidator, GetJsonSchemaHandler, ValidationInfo
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from dynamiccl_ray import shipped
 from dynamiccl_ray.fabric.cluster_config import Cluster, load_cluster
+from dynamiccl_ray.settings import DIRECTORY as BESIDE
 
-_PACKAGE: Final = Path(__file__).parents[1]
-# An installed package carries a copy (setup.py); a checkout has the files themselves.
-DIRECTORY: Final = next(
-    d for d in (_PACKAGE / "data" / "clusters", _PACKAGE.parent / "experiments" / "clusters") if d.is_dir()
-)
+DIRECTORY: Final = shipped.folder("cluster")
 """Where the presets are."""
 
 
 def preset_names() -> list[str]:
     """The names of all presets, sorted."""
-    return sorted(path.stem for path in DIRECTORY.glob("*.yaml"))
+    return shipped.names("cluster")
 
 
-def find_cluster(name: str) -> Cluster:
-    """The cluster of a preset, or of a YAML if ``name`` ends in .yaml or .yml. Raises ConfigError for neither."""
-    if name.endswith((".yaml", ".yml")):
-        return load_cluster(Path(name))
-    if name not in preset_names():
-        raise ConfigError(f"no cluster {name!r}; give the path of a YAML, or one of {', '.join(preset_names())}")
-    return load_cluster(DIRECTORY / f"{name}.yaml")
+def find_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
+    """The cluster of a preset, or of a YAML's path. Raises ConfigError for neither."""
+    return load_cluster(shipped.find("cluster", name), overrides)
+
+
+def _named(given: Any, info: ValidationInfo) -> Any:
+    """Anything but a name or a path is for Cluster to judge."""
+    if not isinstance(given, str | Path):
+        return given
+    return load_cluster(shipped.find("cluster", given, (info.context or {}).get(BESIDE, Path())))
+
+
+class _OrName:
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"anyOf": [{"type": "string"}, handler(schema)]}
+
+
+NamedCluster = Annotated[Cluster, BeforeValidator(_named), _OrName()]
+"""In a YAML: a preset's name, the path of a cluster YAML, relative to that file, or the settings, in place."""

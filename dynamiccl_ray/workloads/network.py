@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_yaml
+from dynamiccl_ray.sizes import Bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +34,7 @@ class Link:
 class MessageTime(Section):
     """One message size of a point-to-point benchmark."""
 
-    bytes: Positive
+    bytes: Bytes
     us: Positive
 
 
@@ -41,7 +42,7 @@ class NodeAllReduce(Section):
     """One all-reduce over all the GPUs of a node, with nothing else running."""
 
     gpus: Annotated[int, Field(ge=2)]
-    bytes: Positive
+    bytes: Bytes
     us: Positive
 
 
@@ -82,7 +83,7 @@ class Network(Section):
         cls, name: str, alpha_us: float, gb_per_s: float, within_node: NodeAllReduce, within_step_us: float = 7.0
     ) -> Network:
         """For a network that is known by its latency and bandwidth instead of measured points."""
-        sizes = (1024.0, float(1 << 24))
+        sizes = (1024, 1 << 24)
         points = tuple(MessageTime(bytes=n, us=alpha_us + n / gb_per_s / 1e3) for n in sizes)
         return cls(name=name, between_nodes=points, within_node=within_node, within_step_us=within_step_us)
 

@@ -121,7 +121,7 @@ def _v100_speedup(large: Model) -> float:
     nvlink = Network(
         name="4 x V100 NVLink",
         between_nodes=load_networks().networks[0].between_nodes,
-        within_node=NodeAllReduce(gpus=4, bytes=nbytes, us=ring_us + 6 * 3.0),
+        within_node=NodeAllReduce(gpus=4, bytes=round(nbytes), us=ring_us + 6 * 3.0),
         within_step_us=3.0,
     )
     single = _V100_FP32_TFLOPS * 1e12 / (3 * float(large.forward_flops(SEQUENCE_LENGTH).sum()))

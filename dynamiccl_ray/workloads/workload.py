@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from dynamiccl_ray.settings import Count, Positive, Section, read_yaml
+from dynamiccl_ray.settings import MOST, Count, Positive, Section, read_yaml
+from dynamiccl_ray.sizes import MOST_BYTES, Bytes
 from dynamiccl_ray.workloads.compression import Compression
 from dynamiccl_ray.workloads.layers import Model
 from dynamiccl_ray.workloads.models import MODEL_NAMES, model
@@ -49,11 +51,16 @@ class Gradients(Section):
     schedule: GradientSchedule = "fused"
     """bsp: all gradients, after the backward. wfbp: each tensor when it is ready. fused: buckets of ``bucket_bytes``
     when they are full. partitioned: pieces of ``partition_bytes``, the first layers' with priority."""
-    bucket_bytes: Positive = 25 * 2**20
+    bucket_bytes: Bytes = 25 * 2**20
     """PyTorch DDP's default bucket."""
-    partition_bytes: Positive = 4_000_000
+    partition_bytes: Bytes = 4_000_000
     """ByteScheduler's default piece."""
     architecture: Literal["all-reduce", "parameter-server"] = "all-reduce"
+
+    @property
+    def smallest(self) -> int:
+        """Bytes that most messages have at least, where the schedule cuts gradients into pieces."""
+        return self.partition_bytes if self.schedule == "partitioned" else MOST_BYTES
 
 
 class Workload(Section):
@@ -84,6 +91,12 @@ class Workload(Section):
         if self.model not in MODEL_NAMES:
             raise ValueError(f"model = {self.model!r}; there are {', '.join(MODEL_NAMES)}")
         net, d = self.network_model, self.degrees
+        if d.ranks > MOST:
+            raise ValueError(f"degrees: dp x tp x pp = {d.ranks} ranks; {MOST} at most")
+        if d.pp * self.micro_batches > MOST:
+            raise ValueError(f"pp x micro_batches = {d.pp * self.micro_batches}; {MOST} at most")
+        if net.parameters * self.dtype_bytes > MOST * self.gradients.smallest:
+            raise ValueError(f"gradients: {self.gradients.smallest} bytes a message make more than {MOST} messages")
         if net.blocks == 0 and (d.tp > 1 or d.pp > 1):
             raise ValueError(f"model = {self.model!r} has no blocks to split: tp and pp must be 1")
         if d.pp * self.pipeline.chunks > max(net.blocks, 1):
@@ -142,6 +155,6 @@ class Workload(Section):
         return next((kind for applies, kind in kinds if applies), "dp")
 
 
-def load_workload(path: Path) -> Workload:
-    """Reads a workload YAML. Raises ConfigError."""
-    return read_yaml(path, Workload, "workload")
+def load_workload(path: Path, overrides: Sequence[str] = ()) -> Workload:
+    """Reads a workload YAML, with ``overrides`` as in ``read_yaml``. Raises ConfigError."""
+    return read_yaml(path, Workload, "workload", overrides)

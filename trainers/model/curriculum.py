@@ -43,14 +43,15 @@ def run_curriculum(
 ) -> dict[str, Any]:
     """Trains to the end of the last stage; returns the summary that ``out``/summary.json holds.
 
-    ``out`` gets a checkpoint and the policy after every validation, and what Tune's loggers write: progress.csv,
-    result.json, TensorBoard events. ``resume`` is the directory of an earlier run: it goes on from its checkpoint as if
-    it had never stopped. ``runners`` sample and ``learners`` update in Ray actors of their own, as RLlib's
-    num_env_runners and num_learners; Ray is started where it is needed and not running. Raises ConfigError for a
-    checkpoint of another curriculum, and for numbers that do not divide a round evenly; RunError where Ray does not
-    start, or an actor dies.
+    ``out`` gets curriculum.json, a checkpoint and the policy after every validation, and what Tune's loggers write:
+    progress.csv, result.json, TensorBoard events. ``resume`` is the directory of an earlier run: it goes on from
+    its checkpoint as if it had never stopped. ``runners`` sample and ``learners`` update in Ray actors of their
+    own, as RLlib's num_env_runners and num_learners; Ray is started where it is needed and not running. Raises
+    ConfigError for a checkpoint of another curriculum, and for numbers that do not divide a round evenly; RunError
+    where Ray does not start, or an actor dies.
     """
     out.mkdir(parents=True, exist_ok=True)
+    (out / "curriculum.json").write_text(curriculum.model_dump_json(indent=1))
     started = time.monotonic()
     run = CurriculumTrainable({"curriculum": curriculum, "runners": runners, "learners": learners, "out": str(out)})
     run.progress = lambda status: progress({**status, "seconds": time.monotonic() - started})

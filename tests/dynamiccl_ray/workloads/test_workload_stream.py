@@ -242,7 +242,7 @@ def test_what_does_not_fit_is_refused(changes: dict[str, Any], says: str) -> Non
 def test_a_bad_yaml_names_file_and_field(tmp_path: Path) -> None:
     path = tmp_path / "w.yaml"
     path.write_text("{name: x, model: GPT-2, batch: 0, gpu_tflops: 1}")
-    with pytest.raises(ConfigError, match=r"w.yaml: batch = 0"):
+    with pytest.raises(ConfigError, match=r"w.yaml:1: batch = 0"):
         load_workload(path)
     with pytest.raises(ValueError, match="rank = 1: the workload has ranks 0 to 0"):
         iteration(_workload(), rank=1)

@@ -25,7 +25,7 @@ SETTINGS = {
     "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
     "streams": {"scenarios": 2, "keys": 6},
     "control": {"learning": {"draws": 10, "sequence": 5}},
-    "ppo": {"hidden": 16, "experts": 2, "minibatches": 2, "lr": 1e-2, "entropy": 0.0},
+    "ppo": {"hidden": 16, "experts": 2, "minibatches": 2, "lr": 1e-2, "entropy": 0.0, "entropy_end": 0.0},
 }
 
 
