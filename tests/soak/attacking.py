@@ -14,7 +14,7 @@ from accounting import Span
 from plane import Planes
 from watching import Watcher
 
-PARTS = {"runner": 12, "coordinator": 10, "driver": 2, "raylet": 1, "gcs": 1, "watchdog": 4, "everything": 2}
+PARTS = {"runner": 14, "coordinator": 10, "watchdog": 3, "driver": 1, "raylet": 1, "gcs": 1, "everything": 1}
 """How often each is chosen."""
 MOMENTS = {"at random": 2, "PREPARE": 3, "COMMIT": 3}
 QUIET_S = 20.0

@@ -53,8 +53,8 @@ def started_with(mark: str) -> dict[int, str]:
 class Planes:
     """At most one driver at a time; ``parts`` also finds what earlier ones left."""
 
-    def __init__(self, directory: Path, job: str, seed: int) -> None:
-        self._directory, self._job, self._seed = directory, job, seed
+    def __init__(self, directory: Path, job: str, seed: int, *, serial: bool) -> None:
+        self._directory, self._job, self._seed, self._serial = directory, job, seed, serial
         self._driver: subprocess.Popen[bytes] | None = None
         self.runs: list[Path] = []
         self.resumed = 0
@@ -67,6 +67,8 @@ class Planes:
         left = [run for run in self.runs if (run / "checkpoint.pt").is_file()]
         options = ["--resume", str(left[-1])] if resume and left else []
         self.resumed += bool(options)
+        if self._serial:
+            options.append("--serial")
         with (self._directory / f"run{number}.txt").open("wb") as said:
             # By default Ray gives its actors the least priority, and beside so many ranks on few cores they starve.
             self._driver = subprocess.Popen(

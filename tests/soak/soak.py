@@ -37,7 +37,7 @@ from dynamiccl_ray.trainers.online.recorder import read_samples
 BOUND_S = 30.0
 """docs/soak.md: no rank waits longer while there is a control plane, or beyond the first switch under the next one."""
 LOOK_S = 2.0
-END_S = 60.0
+END_S = 90.0
 
 
 class Mode(StrEnum):
@@ -81,12 +81,14 @@ class Training:
         self._process.wait()
 
 
-def soak(name: str, mode: Mode, nccl: Path | None, minutes: float, switches: int, rate_hz: float, seed: int) -> Any:
+def soak(
+    name: str, mode: Mode, nccl: Path | None, *, minutes: float, switches: int, rate_hz: float, serial: bool, seed: int
+) -> dict[str, Any]:
     """One run, and what came of it."""
     job = f"soak_{uuid.uuid4().hex[:8]}"
     directory = Path(tempfile.mkdtemp(prefix="dynamiccl-soak-"))
     chance = random.Random(seed)
-    planes, growth = Planes(directory, job, seed), Growth()
+    planes, growth = Planes(directory, job, seed, serial=serial), Growth()
     training = Training(directory, job, rate_hz, nccl, in_band=mode is Mode.IN_BAND)
     try:
         watcher = Watcher(sorted(segments(job)))
@@ -122,7 +124,7 @@ def soak(name: str, mode: Mode, nccl: Path | None, minutes: float, switches: int
     longest = max((span.seconds for span in watcher.waits), default=0.0)
     segments_left = [path.name for path in segments(job)]
     delivered = sum(of.read for of in counted)
-    handed = sum(len(read_samples(run)["dseq"]) for run in planes.runs if (run / "samples.parquet").is_dir())
+    handed = sum(len(read_samples(run).get("dseq", ())) for run in planes.runs if (run / "samples.parquet").is_dir())
     totals = {
         "switches on all ranks": watcher.switches(),
         "attacks": len(attacker.attacks),
@@ -189,6 +191,7 @@ def main(
     rate: Annotated[float, typer.Option(help="Steps per second and rank, each of four collectives; 0: all.")] = 30.0,
     nccl: Annotated[list[Path] | None, typer.Option(help="Also on these sources of NCCL.")] = None,
     emulated: Annotated[bool, typer.Option(help="On the emulated NCCL.")] = True,
+    serial: Annotated[bool, typer.Option(help="Control planes of one process, without Ray.")] = False,
     seed: int = 0,
     json_out: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
@@ -200,7 +203,8 @@ def main(
     results = []
     for host, of in itertools.product(hosts, modes):
         name = f"{'emulated' if host is None else host.name}, {of}"
-        results.append(soak(name, of, host, minutes / len(modes), switches, rate, seed))
+        share = minutes / len(modes)
+        results.append(soak(name, of, host, minutes=share, switches=switches, rate_hz=rate, serial=serial, seed=seed))
     show(results)
     if json_out is not None:
         json_out.write_text(json.dumps(results, indent=1))
