@@ -20,7 +20,7 @@ HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_
 C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/plugin_bridge/native/stress/*.[ch] tests/real_nccl/native/*.c tests/fuzz/*.[ch])
 STRESS_SRC := $(wildcard tests/plugin_bridge/native/stress/*.c)
 
-.PHONY: demo train test test-all acceptance schema model fuzz sanitize real-nccl native lint format venv clean
+.PHONY: demo train test test-all acceptance schema model fuzz sanitize soak real-nccl native lint format venv clean
 
 demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
@@ -118,6 +118,11 @@ sanitize: $(VENV)/ready
 	    $$dir/stress && \
 	    DYNAMICCL_NATIVE_DIR=$$dir $(BIN)/python -m pytest -q tests/plugin_bridge/test_plugin.py tests/plugin_bridge/test_govern.py || exit 1; \
 	done
+
+# Everything is killed and stopped at random, MINUTES on the emulated NCCL and on each of NCCL_SRC: docs/soak.md.
+MINUTES ?= 6
+soak: $(VENV)/ready native
+	$(BIN)/python tests/soak/soak.py --minutes $(MINUTES) $(patsubst %,--nccl %,$(subst :, ,$(NCCL_SRC)))
 
 # The plugin under NCCL's own host code. NCCL_SRC: trees or tarballs of NCCL, separated by colons; each is built once.
 NCCL_SRC ?=

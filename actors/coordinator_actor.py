@@ -14,7 +14,7 @@ from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.overview import answer
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
-from dynamiccl_ray.actors.watchdog import Watchdog
+from dynamiccl_ray.actors.watchdog import STOPPED_S, Watchdog
 from dynamiccl_ray.control.agreement import Answer, Decision, Store
 
 
@@ -39,7 +39,7 @@ class CoordinatorActor:
         self._core = Coordinator(plan, store, self._observe)
         self._news = asyncio.Condition()
         self._observed: list[Epoch] = []
-        self._watchdog = Watchdog(self.WATCHED_S)
+        self._watchdog = Watchdog(self.WATCHED_S, STOPPED_S)
         self._watched_until = 0.0
         self._watching: asyncio.Task[None] | None = None
 

@@ -34,7 +34,7 @@ from dynamiccl_ray.actors.runner import PolicyRunner
 from dynamiccl_ray.actors.serving import Serving
 from dynamiccl_ray.actors.streams import Streams
 from dynamiccl_ray.actors.waiting import Waiting
-from dynamiccl_ray.actors.watchdog import Watchdog
+from dynamiccl_ray.actors.watchdog import STOPPED_S, Watchdog
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.control.agreement import Answer, Decision
@@ -102,7 +102,9 @@ class RankRunner(PolicyRunner):
         self._drawer = Drawer(self.module.net, seed=self._experiment.seed, sequence=sequence)
         index, share = self.share
         self._streams = Streams(lambda key: key % share == index, sequence)
-        self._watchdog: Watchdog | None = None if self._advance else Watchdog(WATCHED_S)
+        # A driver that runs its ranks itself may be stopped, as with Ctrl-Z: no other actor waits for it.
+        stopped_s = STOPPED_S if self.worker_index else None
+        self._watchdog: Watchdog | None = None if self._advance else Watchdog(WATCHED_S, stopped_s)
         self._serving.look()
         self._serving.renew()
 

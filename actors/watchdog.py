@@ -3,6 +3,9 @@
 A process that is killed gives its claims back, and another takes over; one that is stopped or hangs keeps them. So each
 process of the control plane that takes part in agreement has a child that watches it while ranks may wait, and kills
 it when it has been silent for too long.
+
+Outside of an agreement no rank waits, but other actors do. There a thread says that the process runs at all, and the
+child is more patient: a process that is stopped is killed, one that is busy is not.
 """
 
 from __future__ import annotations
@@ -13,26 +16,38 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
-_ARM, _DISARM = b"a", b"d"
+_ARM, _DISARM, _RUNNING = b"a", b"d", b"r"
+_NEVER = float("inf")
+
+STOPPED_S = 10.0
+"""How long an actor may be stopped where no rank waits: the others hear nothing of it meanwhile."""
 
 
 class Watchdog:
-    """``limit_s``: how long this process may be silent while it is armed. One thread at a time."""
+    """``limit_s``: how long this process may be silent while it is armed; one thread at a time arms it.
+    ``stopped_s``: how long it may be stopped at any time; without, as long as it likes."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, stopped_s: float | None = None) -> None:
         ours, self._pipe = os.pipe()
         os.set_blocking(self._pipe, False)
         # Isolated and without site packages: it starts in milliseconds and imports nothing of a working directory.
         self._child = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(limit_s)],
+            [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(limit_s), str(stopped_s or _NEVER)],
             stdin=ours,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
         os.close(ours)
+        self._over = threading.Event()
+        self._running: threading.Thread | None = None
+        if stopped_s is not None:
+            self._running = threading.Thread(target=self._run, args=(stopped_s / 10,), daemon=True)
+            self._running.start()
 
     @property
     def pid(self) -> int:
@@ -58,9 +73,17 @@ class Watchdog:
 
     def close(self) -> None:
         """Ends the child."""
+        self._over.set()
+        if self._running is not None:
+            self._running.join()
         with contextlib.suppress(OSError):
             os.close(self._pipe)
         self._child.wait()
+
+    def _run(self, every_s: float) -> None:
+        self._say(_RUNNING)
+        while not self._over.wait(every_s):
+            self._say(_RUNNING)
 
     def _say(self, what: bytes) -> None:
         # A child that is gone, or so slow that the pipe is full, cannot be helped from here.
@@ -68,21 +91,26 @@ class Watchdog:
             os.write(self._pipe, what)
 
 
-def _watch(pid: int, limit_s: float) -> None:
+def _watch(pid: int, limit_s: float, stopped_s: float) -> None:
     watched = os.pidfd_open(pid)
     if os.getppid() != pid:
         return  # it died before it was watched, and the number may be another's by now
-    armed = False
+    # Until when it has to say that it is alive, and, once it has said so for the first time, that it runs.
+    armed_until = runs_until = _NEVER
     while True:
-        ready, _, _ = select.select([0], [], [], limit_s if armed else None)
+        until = min(armed_until, runs_until)
+        ready, _, _ = select.select([0], [], [], None if until == _NEVER else max(0.0, until - time.monotonic()))
         if not ready:
             signal.pidfd_send_signal(watched, signal.SIGKILL)
             return
         said = os.read(0, 4096)
         if not said:
             return
-        armed = said.endswith(_ARM)
+        now = time.monotonic()
+        if last := said.replace(_RUNNING, b"")[-1:]:
+            armed_until = now + limit_s if last == _ARM else _NEVER
+        runs_until = now + stopped_s
 
 
 if __name__ == "__main__":
-    _watch(int(sys.argv[1]), float(sys.argv[2]))
+    _watch(int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]))

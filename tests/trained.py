@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+from pathlib import Path
 
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.segments import segments
+from dynamiccl_ray.plugin_bridge.channel import Channel
+from dynamiccl_ray.plugin_bridge.segments import segment_pid, segments
 
 
 class _Tuner(ctypes.Structure):
@@ -32,13 +34,17 @@ class _Profiler(ctypes.Structure):
     )  # fmt: skip
 
 
+def _comm_of(path: Path) -> int:
+    with Channel(path, claim=False) as channel:
+        return channel.identity.comm_id
+
+
 class Trained:
     """One rank of a communicator of ``ranks``. ``told`` has, for each call of getCollInfo, the pair that it was given
     (its place in the cost table; -1 for NCCL's own) and the channels. Only with its ``rank``, which NCCL tells a
     profiler, is it one that a runner serves; nothing that it does is measured."""
 
     def __init__(self, job: str, comm: int, ranks: int, rank: int | None = None) -> None:
-        before = set(segments(job))
         self._profiler, self._profiled = None, ctypes.c_void_p()
         if rank is not None:
             self._profiler = _Profiler.in_dll(ctypes.CDLL(str(plugin_path())), "ncclProfiler_v6")
@@ -48,9 +54,8 @@ class Trained:
         self._tuner = _Tuner.in_dll(ctypes.CDLL(str(plugin_path())), "ncclTunerPlugin_v6")
         self._context = ctypes.c_void_p()
         assert self._tuner.init(ctypes.byref(self._context), comm, ranks, 1, None, None, None) == 0
-        # Other processes make theirs at the same time.
-        mine = [path for path in set(segments(job)) - before if f"-{os.getpid()}-" in path.name]
-        (self.path,) = mine
+        mine = [path for path in segments(job) if segment_pid(path) == os.getpid()]
+        (self.path,) = (path for path in mine if _comm_of(path) == comm)
         self.told: list[tuple[int, int]] = []
 
     def call(self, func: int, nbytes: int) -> None:

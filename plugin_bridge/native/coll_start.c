@@ -82,9 +82,12 @@ static void fill(struct slot *slot, const struct coll_event *event, const struct
     record->channels = event->channels;
 }
 
-/* Under `starting`. One more operation of an aggregate that has begun; NULL if that was given up meanwhile.
- */
-static void *join_slot(struct comm *comm, struct slot *slot, const struct coll_event *event, bool last) {
+/* Under `starting`. One more operation of the aggregate that began as `sequence`; NULL if that was given up
+ * meanwhile. */
+static void *join_slot(struct comm *comm, uint64_t sequence, const struct coll_event *event, bool last) {
+    struct slot *slot = &comm->slots[sequence % COMM_SLOTS];
+    if (unlikely(sequence_of(slot) != sequence))
+        return NULL;
     uint32_t refs = load(&slot->refs, relaxed), more;
     do {
         if (unlikely(!(refs & REFS_JOIN) || (refs & REFS_COLLS) == REFS_COLLS ||
@@ -148,7 +151,7 @@ static void *begin_measuring(struct comm *comm, const struct coll_event *event, 
     bool aggregate = unlikely(decision && bytes != decision->bytes);
     bool last = aggregate && comm->claims[at].bytes_left == 0;
     if (aggregate && comm->claims[at].measured_in) {
-        void *handle = join_slot(comm, comm->claims[at].measured_in, event, last);
+        void *handle = join_slot(comm, comm->claims[at].measured_in - 1, event, last);
         bump(handle ? &comm->seg->plugin.merged : &comm->seg->plugin.dropped_incomplete);
         join_finish(comm, true, group);
         return handle ? handle : comm_ignored_event;
@@ -163,7 +166,7 @@ static void *begin_measuring(struct comm *comm, const struct coll_event *event, 
         if (unlikely(aggregate)) {
             slot->record.flags |= DCC_RECORD_AGGREGATE;
             shares |= REFS_JOIN;
-            comm->claims[at].measured_in = slot;
+            comm->claims[at].measured_in = 1 + sequence_of(slot);
         }
         if (unlikely(shares & REFS_MORE))
             atomic_fetch_add_explicit(&comm->open_ended, 1, memory_order_relaxed);

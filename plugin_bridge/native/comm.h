@@ -58,8 +58,9 @@ struct event_switch {
 
 /* A decision on its way to its profiler event. */
 struct claim {
-    uint64_t bytes_left;      /* of the aggregate that the decision is for; 0: claimed */
-    struct slot *measured_in; /* the slot of an aggregate that has begun */
+    uint64_t bytes_left;  /* of the aggregate that the decision is for; 0: claimed */
+    uint64_t measured_in; /* of an aggregate that has begun: 1 + the sequence of its slot, which may have been
+                           * given up and used again since */
 };
 
 struct comm {

@@ -26,6 +26,7 @@ from small import small_experiment
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.remote import KvStore
+from dynamiccl_ray.actors.watchdog import STOPPED_S
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import play
 from dynamiccl_ray.trainers.common.cluster import start_ray
@@ -107,6 +108,23 @@ def test_a_killed_runner_comes_back_and_takes_its_ranks_again(rigs: Any) -> None
     assert rig.job.progress().min() > before, "training stood still"
     switches = rig.status["switches"]
     rig.until(f"s['switches'] >= {switches + 10}")
+    assert rig.finish() == 0
+
+
+@pytest.mark.slow
+def test_a_runner_that_stops_while_no_rank_waits_holds_up_nobody_for_long(rigs: Any) -> None:
+    """The driver waits for all runners at the end of a round, and the stopped one keeps its claims."""
+    rig = rigs()
+    rig.until("s['switches'] >= 10")
+    stopped = rig.pids_of_runners()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    began = time.monotonic()
+    rig.backend.round()
+    assert time.monotonic() - began < STOPPED_S + 10.0
+    rig.until("len(s['runners']) == 2 and s['ranks'] == 4")
+    switches = rig.status["switches"]
+    rig.until(f"s['switches'] >= {switches + 10}")
+    assert stopped not in rig.pids_of_runners()
     assert rig.finish() == 0
 
 

@@ -1,4 +1,5 @@
-"""A process that stops while others wait for it is killed; one that nobody waits for is left alone."""
+"""A process that stops while ranks wait for it is killed soon, and an actor later; one that nobody waits for is left
+alone."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ import pytest
 _CODE = """
 import sys, time
 from dynamiccl_ray.actors.watchdog import Watchdog
-watchdog = Watchdog(0.5)
+watchdog = Watchdog(0.5{stopped})
 {armed}
 print(watchdog.pid, flush=True)
 {then}
 """
 
 
-def _start(armed: str, then: str = "time.sleep(60)") -> tuple[subprocess.Popen[str], int]:
-    code = _CODE.format(armed=armed, then=then)
+def _start(armed: str, then: str = "time.sleep(60)", stopped: str = "") -> tuple[subprocess.Popen[str], int]:
+    code = _CODE.format(armed=armed, then=then, stopped=stopped)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
@@ -50,6 +51,24 @@ def test_stopped_while_armed() -> None:
 def test_silent_while_armed() -> None:
     process, _ = _start("watchdog.beat()")
     assert process.wait(20) == -signal.SIGKILL
+
+
+def test_stopped_while_nobody_waits_for_its_ranks() -> None:
+    process, child = _start("watchdog.beat(); watchdog.disarm()", stopped=", stopped_s=0.5")
+    os.kill(process.pid, signal.SIGSTOP)
+    assert process.wait(20) == -signal.SIGKILL
+    assert _gone(child, 20)
+
+
+def test_silent_while_armed_though_it_runs() -> None:
+    process, _ = _start("watchdog.beat()", stopped=", stopped_s=0.5")
+    assert process.wait(20) == -signal.SIGKILL
+
+
+def test_busy_while_nobody_waits_for_its_ranks() -> None:
+    process, child = _start("pass", "time.sleep(1.5); watchdog.close()", stopped=", stopped_s=0.5")
+    assert process.wait(20) == 0
+    assert _gone(child, 20), "it outlives what it watched"
 
 
 @pytest.mark.parametrize(

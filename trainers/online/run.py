@@ -20,6 +20,7 @@ from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, Pla
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError, short
 from dynamiccl_ray.plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge.channel import owner_lives
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
 from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
@@ -273,13 +274,21 @@ def _over(experiment: Online, status: Status, events: _Events) -> bool:
     stop = experiment.stop
     if stop.rounds is not None and status.round >= stop.rounds:
         return True
-    if not isinstance(experiment.fabric, PlayedJob) and status.collectives > 0 and status.ranks == 0:
-        return True  # the job has come and gone
+    if not isinstance(experiment.fabric, PlayedJob) and has_gone(experiment.job, status):
+        return True
     to_come = experiment.fabric.events[len(events.done) :] if isinstance(experiment.fabric, PlayedJob) else ()
     if stop.exploit_rounds_after_last_event is None or to_come:
         return False
     adapted = not events.done or any(came_after(a.dseq, a.epoch, events.done[-1]) for a in status.alarms)
     return adapted and events.exploited >= stop.exploit_rounds_after_last_event
+
+
+def has_gone(job: str, status: Status) -> bool:
+    """Whether the job has come and gone. A coordinator that was started anew has no ranks before its runners join
+    again, and a runner has none before it claims them again: as long as a rank of the job lives here, it has not."""
+    if status.collectives == 0 or status.ranks > 0 or not status.runners:
+        return False
+    return not any(owner_lives(path) for path in segments(job))
 
 
 def _finish(job: NcclJob | None) -> LOG | None:
@@ -293,7 +302,8 @@ def _finish(job: NcclJob | None) -> LOG | None:
 
 def _check_claimed(status: Status) -> None:
     """The ranks of a played job are there before the first round; runners that cannot serve them never will."""
-    if status.ranks == 0 and status.round >= CLAIM_ROUNDS:
+    # Where something was measured before, they have, and come again.
+    if status.ranks == 0 and status.collectives == 0 and status.round >= CLAIM_ROUNDS:
         raise RunError(
             "no runner has claimed a rank; are the same version of the package and its plugin installed on the "
             "cluster's nodes? See `dynamiccl doctor` there"
