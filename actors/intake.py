@@ -72,8 +72,9 @@ class Intake:
         """NCCL's own cost tables, as one rank saw them: what it marks -1 is not available."""
         if new := [key for key in report.costs if key not in comm.keys]:
             self.add_keys(comm, new)
-            for row, key in zip(comm.rows[comm.position(new)], new, strict=True):
-                self._loop.offer(int(row), report.costs[key].reshape(-1))
+        for row, cost in zip(comm.rows[comm.position([*report.costs])], report.costs.values(), strict=True):
+            if not self._loop.offered[row]:
+                self._loop.offer(int(row), cost.reshape(-1))
         for key, action in report.refused.items():
             (at,) = comm.position([key])
             if at >= 0:

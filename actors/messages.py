@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.arrays import Float, Int64
+from dynamiccl_ray.arrays import Bool, Float, Int64
 from dynamiccl_ray.control.agreement import Answer, Decision, Standing
 from dynamiccl_ray.control.loop import Due
 from dynamiccl_ray.plugin_bridge.coverage import Coverage
@@ -96,7 +96,7 @@ class CommReport:
     refused: dict[int, int]
     """Key -> flat action that was in force and not applied: NCCL did not offer it."""
     costs: dict[int, npt.NDArray[np.float32]]
-    """Keys seen for the first time: NCCL's own cost table (7, 3)."""
+    """Of keys for which the coordinator does not know it, NCCL's own cost table (7, 3)."""
     max_channels: int
     ranks: dict[int, RankNews]
     overhead: float = math.nan
@@ -114,6 +114,8 @@ class CommContext:
     """(K,) all of them."""
     wanted: Int64
     """(K,) flat action of each, but for what is due."""
+    offered: Bool
+    """(K,) whether the coordinator knows NCCL's own costs for it."""
     need: Int64
     """(K,) collectives that the epoch waits for."""
     in_force: dict[int, int]

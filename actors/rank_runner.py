@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final, NotRequired, TypedDict
 
@@ -93,6 +94,7 @@ class RankRunner(PolicyRunner):
         self._collected: dict[int, list[Collectives]] = {}
         self._version: dict[int, int] = {}
         self._staged: dict[int, bytes] = {}
+        self._offered: defaultdict[int, set[int]] = defaultdict(set)
         self._promise_s = FIRST_PROMISE_S
         self._term = self._applied_since = 0
         self._looked_at, self._meter = 0.0, Meter()
@@ -126,6 +128,7 @@ class RankRunner(PolicyRunner):
             decided, entropy = {}, []
             self._failed = False
             for comm in context.comms:
+                self._offered[comm.comm] = set(comm.keys[comm.offered].tolist())
                 drawn = self._drawer.draw(comm.due, greedy=context.greedy)
                 decided[comm.comm] = comm.due.actions(drawn.actions)
                 entropy += drawn.entropy.tolist()
@@ -180,7 +183,7 @@ class RankRunner(PolicyRunner):
     def _renew(self) -> None:
         """Serves what has come and lets go of what is gone, after the last report of it."""
         self._serving.renew()
-        for of_comms in (self._matching, self._collected, self._version, self._staged):
+        for of_comms in (self._matching, self._collected, self._version, self._staged, self._offered):
             for comm in of_comms.keys() - set(self._serving.comms):
                 del of_comms[comm]
         self._streams.keep(self._serving.comms)
@@ -360,7 +363,7 @@ class RankRunner(PolicyRunner):
         matching = self._matching.setdefault(comm, Matching())
         given_up, matching.given_up = matching.given_up, 0
         refused = {key: action for rank in ranks for key, action in rank.refused().items()}
-        costs = {key: cost for rank in ranks for key, cost in rank.costs().items()}
+        costs = {key: cost for rank in ranks for key, cost in rank.costs().items() if key not in self._offered[comm]}
         return CommReport(
             comm=comm,
             collectives=np.concatenate([np.zeros(0, COLLECTIVE_DTYPE), *self._collected.pop(comm, [])]),

@@ -42,7 +42,7 @@ class Rank:
     _looked: tuple[float, int] | None = None
     # Before the last look; calls by then.
     _unused: int = 0
-    _cost_rows: int = 0
+    _costs: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     _reports: int = 0
     _steps: dict[int, tuple[float, float]] = field(default_factory=dict)
     _faults: int = 0
@@ -188,10 +188,10 @@ class Rank:
         return refused
 
     def costs(self) -> dict[int, npt.NDArray[np.float32]]:
-        """Of keys that are new since the last call, NCCL's own cost table."""
-        rows = self.channel.cost_rows(self._cost_rows)
-        self._cost_rows += len(rows)
-        return {int(row["key"]): row["cost_us"].copy() for row in rows}
+        """Of all keys that the segment knows by now, NCCL's own cost table."""
+        rows = self.channel.cost_rows(len(self._costs))
+        self._costs |= {int(row["key"]): row["cost_us"].copy() for row in rows}
+        return self._costs
 
     @property
     def standing_still(self) -> bool:

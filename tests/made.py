@@ -37,7 +37,7 @@ def comm_context(comm: int = 1, *, keys: list[int], **changes: Any) -> CommConte
     fields: dict[str, Any] = {
         "wanted": np.zeros(len(keys), np.int64), "need": np.zeros(len(keys), np.int64), "in_force": {},
         "version_in_force": 0, "due": due([]), "reward": np.zeros(0), "max_channels": 8, "off": False, "in_band": False,
-        "applied": True,
+        "applied": True, "offered": np.zeros(len(keys), np.bool_),
     }  # fmt: skip
     fields |= {name: np.array(value) if isinstance(value, list) else value for name, value in changes.items()}
     return CommContext(comm=comm, keys=np.array(keys, np.int64), **fields)

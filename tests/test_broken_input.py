@@ -38,7 +38,7 @@ EXPERIMENTS = {
     "no kind": (GOOD.replace("kind: measured", "nodes: 2"), "'fabric.kind' is required; it must be one of 'measured'"),
     "no fabric": (GOOD.replace(FABRIC, ""), "'fabric' is required"),
     "a fabric that is a number": (GOOD.replace("{kind: measured}", "3"), "x.yaml:2: fabric = 3"),
-    "a wrong mode": (GOOD + "mode: activ\n", "mode = 'activ': must be one of 'off', 'observe', 'shadow', 'active'; did"),
+    "a wrong mode": (GOOD + "mode: activ\n", "mode = 'activ': must be one of 'off', 'observe', 'shadow', 'active'"),
     "a key twice": (GOOD + "seed: 1\nname: y\n", "x.yaml:5: 'name' is given twice, first in line 1"),
     "a key twice, deep": (GOOD + "ppo:\n  lr: 1\n  lr: 2\n", "x.yaml:6: 'lr' is given twice, first in line 5"),
     "least above most": (GOOD + "epochs: {watch_s: 3, most_s: 2}\n", "watch_s is 3; it must be at most most_s, 2"),

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +156,19 @@ def test_bench_plugin_measures_the_real_plugin() -> None:
     result = json.loads(_run("bench", "plugin", "--json").stdout)
     assert {"get_coll_info_ns", "empty_call_ns", "profiler_path_ns"} <= result.keys()
     assert result["get_coll_info_ns"]["block"] > result["empty_call_ns"]["block"] > 0
+
+
+@pytest.mark.parametrize(
+    "waits", ["threading.Thread(target=time.sleep, args=(60,)).start()", "atexit.register(time.sleep, 60)"]
+)
+def test_a_command_ends_even_if_a_library_does_not(waits: str) -> None:
+    code = f"""
+import atexit, sys, threading, time
+from dynamiccl_ray.cli.app import leave_in_time
+{waits}
+leave_in_time(7, limit_s=0.2)
+sys.exit(7)
+"""
+    began = time.monotonic()
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7
+    assert time.monotonic() - began < 30

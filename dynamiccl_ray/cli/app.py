@@ -5,7 +5,10 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from importlib.metadata import version
 from typing import Annotated, NoReturn
 
@@ -63,6 +66,9 @@ def main() -> None:
     leave_signals_alone()
     try:
         app()
+    except SystemExit as e:
+        leave_in_time(e.code if isinstance(e.code, int) else 0)
+        raise
     except DynamicclError as e:
         _complain(str(e))
     except OSError as e:
@@ -70,6 +76,18 @@ def main() -> None:
         if e.filename is None:
             raise
         _complain(f"{e.filename}: {e.strerror}")
+
+
+def leave_in_time(code: int, limit_s: float = 10.0) -> None:
+    """Everything is written and said: once the main thread is done this process ends within the limit, whatever
+    libraries still wait for. Ray's own end may wait for a cluster that is gone."""
+
+    def leave() -> None:
+        threading.main_thread().join()
+        time.sleep(limit_s)
+        os._exit(code)
+
+    threading.Thread(target=leave, daemon=True).start()
 
 
 def _complain(words: str) -> NoReturn:

@@ -95,6 +95,8 @@ class Loop:
         """(K, N_PAIRS, N_CHANNELS) what NCCL does not offer, or did not take."""
         self.most_channels = np.zeros(0, np.int64)
         """(K,) that the communicator is known to have."""
+        self.offered = np.zeros(0, np.bool_)
+        """(K,) whether NCCL's own costs are known, and with them what it offers."""
         self.late = 0
         """Samples of an action that was not wanted any more: they end no decision, and are not used."""
         self.settled = np.zeros(0, np.int64)
@@ -140,6 +142,8 @@ class Loop:
         """NCCL's own costs (N_PAIRS - 1,) for a key: what it marks -1 is not available."""
         self.forbidden[row, 1:] |= ~(cost_us >= 0)[:, None]
         self.keys.cost[row] = relative_cost(cost_us[None])[0]
+        self.offered[row] = True
+        self._withdraw(row)
 
     def forbid(self, row: int, action: int) -> None:
         """NCCL did not take an action for a key: its pair is never asked for again; of NCCL's own, its channels."""
@@ -148,6 +152,14 @@ class Loop:
             self.forbidden[row, pair] = True
         elif channels:
             self.forbidden[row, pair, channels] = True
+        self._withdraw(row)
+
+    def _withdraw(self, row: int) -> None:
+        """What is asked of a key and can never be measured is over at once, and is not judged."""
+        pair, channels, _ = (int(part) for part in action_parts(self.wanted[row]))
+        if self.forbidden[row, pair, channels]:
+            self._over[row], self._outcome.known[row] = True, False
+            self._pending = take(self._pending, self._pending.row != row)
 
     # -- measurements --
 
@@ -451,5 +463,6 @@ class Loop:
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "most_channels": CHANNEL_VALUES[-1], "settled": OWN_ACTION, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "most_channels": CHANNEL_VALUES[-1], "offered": False, "settled": OWN_ACTION,
+    "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip

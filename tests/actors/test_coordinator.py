@@ -160,6 +160,23 @@ def test_what_nccl_does_not_offer_or_take_is_masked() -> None:
     assert not run.core.loop.allowed(rows)[0, RING.pair].any(-1).any()
 
 
+def test_what_nccl_offers_is_heard_whenever_it_is_told() -> None:
+    """A report may be lost with its runner, and the key be known from another."""
+    cost = COST.copy()
+    cost[Algorithm.NVLS] = -1
+    run = Run().join()
+    ran = collectives([1], key=KEY)
+    run.hand_in(run.report(0, ran, costs={}), run.report(1, ran, costs={}))
+    assert run.its.offered.tolist() == [False]
+    run.hand_in(run.report(0, ran[:0], costs={KEY: cost}), run.report(1, ran[:0], costs={}))
+    assert run.its.offered.tolist() == [True]
+    assert not run.core.loop.allowed(np.zeros(1, np.int64))[0, pair_index(Algorithm.NVLS, Protocol.SIMPLE)].any()
+    successor = Coordinator(run.core.plan, run.store)
+    run.core.save()
+    assert Coordinator(run.core.plan, run.store).loop.offered.tolist() == [True]
+    assert not len(successor.comms), "nothing had been saved before"
+
+
 def test_channels_beyond_what_the_communicator_has_shown_are_not_asked_for() -> None:
     run = Run(fabric=REAL, actions={"channels": [0, 4, 8, 16]}).join()
     ran = collectives([1], key=KEY)

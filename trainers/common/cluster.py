@@ -54,8 +54,12 @@ def start_ray(actors: int = 0) -> None:
                 logging_level=logging.ERROR,
                 log_to_driver=False,
                 configure_logging=False,
-                # Ray remembers 100,000 calls of actors, for a dashboard that we do not start: 150 MB in an hour.
-                _system_config={"task_events_report_interval_ms": 0},
+                _system_config={
+                    # Ray remembers 100,000 calls of actors, for a dashboard that we do not start: 150 MB in an hour.
+                    "task_events_report_interval_ms": 0,
+                    # Ray gives its workers the least priority. Ranks may wait for ours, beside whatever else runs.
+                    "worker_niceness": 0,
+                },
             )
     except Exception as e:
         raise RunError(

@@ -238,6 +238,35 @@ def test_what_nccl_did_not_take_is_never_asked_for_again_even_if_it_is_offered()
     assert allowed[[1, 2, 3, 5]].all()
 
 
+def test_a_decision_that_nccl_does_not_take_is_over_and_judges_nothing() -> None:
+    """It would never have its samples: the key would ask for it for ever."""
+    loop = loop_of(some_keys(2))
+    observed(loop, [0] * 4 + [1] * 4, 3.0)
+    decided(loop, pair(4), pair(7))
+    observed(loop, [0], 2.0)
+    loop.forbid(0, pair(4))
+    due = loop.due()
+    assert due.row.tolist() == [0]
+    assert not due.outcome.known.any()
+    decided(loop, pair(5))
+    observed(loop, [0], 2.0, action=pair(4))
+    assert loop.late == 1
+    observed(loop, [0, 0], 2.0)
+    assert loop.evidence.samples[0, [pair(4), pair(5)]].tolist() == [0, 2]
+
+
+def test_a_decision_from_before_nccl_said_what_it_offers_is_over_if_it_is_not_offered() -> None:
+    loop = loop_of(some_keys(1))
+    observed(loop, [0] * 4, 3.0)
+    decided(loop, pair(4))
+    cost = np.ones(N_PAIRS - 1, np.float32)
+    loop.offer(0, cost)
+    assert not len(loop.due().row), "it is offered"
+    cost[3] = -1
+    loop.offer(0, cost)
+    assert loop.due().row.tolist() == [0]
+
+
 def test_no_more_channels_are_asked_for_than_the_communicator_has() -> None:
     loop = loop_of(some_keys(2))
     loop.most_channels[1] = 4

@@ -55,7 +55,7 @@ class Key:
     used: int = 0
     late: int = 0
     lost: int = 0
-    """Of an open decision that a shift cut short, or that raised an alarm."""
+    """Of an open decision that a shift cut short, that raised an alarm, or that NCCL does not take."""
     checking: bool = False
     turned: int = 0
     """Samples of the check that is under way: they are recorded at its end."""
@@ -135,6 +135,12 @@ class Key:
         self.adapting = False
         self.recorded.clear()
 
+    def withdraw(self) -> None:
+        """What is wanted is not to be had, unless it is NCCL's own choice."""
+        if self.wanted != OWN_ACTION:
+            self.lost += self.pending
+            self.pending, self.over = 0, True
+
     def decide(self, action: int) -> None:
         self.wanted, self.over = action, False
         self.decisions += 1
@@ -204,9 +210,10 @@ class Interleavings(RuleBasedStateMachine):
     @rule(at=st.integers(0, 7))
     @precondition(lambda self: self.keys)
     def refuse(self, at: int) -> None:
-        """NCCL does not take what is wanted of a key; it stays in force until its decision is over."""
+        """NCCL does not take what is wanted of a key: its decision is over."""
         row = at % len(self.keys)
         self.loop.forbid(row, self.keys[row].wanted)
+        self.keys[row].withdraw()
 
     def _observed(self, counts: list[tuple[int, int]]) -> None:
         row = np.repeat(np.arange(len(counts)), [right + late for right, late in counts])
