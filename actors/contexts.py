@@ -58,7 +58,7 @@ def comm_contexts(
                 comm=comm_id,
                 keys=comm.keys.copy(),
                 wanted=wanted[comm.rows],
-                offered=loop.offered[comm.rows],
+                offered=loop.offers.known[comm.rows],
                 need=needed,
                 in_force=comm.in_force,
                 version_in_force=comm.version,

@@ -50,7 +50,7 @@ class Intake:
             if comm.agreement.leader in report.ranks and report.staged is not None:
                 comm.propose(DecisionTable.from_bytes(report.staged))
             comm.max_channels = max(comm.max_channels, report.max_channels)
-            self._loop.most_channels[comm.rows] = comm.max_channels
+            self._loop.offers.most_channels[comm.rows] = comm.max_channels
             comm.unused += report.unmatched + sum(news.unused for news in report.ranks.values())
             comm.dropped |= {rank: news.dropped for rank, news in report.ranks.items()}
             comm.coverage |= {rank: news.coverage for rank, news in report.ranks.items()}
@@ -73,7 +73,7 @@ class Intake:
         if new := [key for key in report.costs if key not in comm.keys]:
             self.add_keys(comm, new)
         for row, cost in zip(comm.rows[comm.position([*report.costs])], report.costs.values(), strict=True):
-            if not self._loop.offered[row]:
+            if not self._loop.offers.known[row]:
                 self._loop.offer(int(row), cost.reshape(-1))
         for key, action in report.refused.items():
             (at,) = comm.position([key])

@@ -118,28 +118,6 @@ class Closed:
             evidence(**vars(self))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Verdicts:
-    """Decisions (R,) that are over: what was expected of them, and what came of them."""
-
-    rows: Int64
-    actions: Int64
-    """(R,) flat."""
-    samples: Int64
-    phase: Int64
-    """(R,) of the key while it ran."""
-    ordinal: Int64
-    """(R,) decisions since the key began to learn."""
-    drawn: Bool
-    """(R,) whether the policy drew it, where the key learns; later decisions compare what may be the best."""
-    expected: Float64
-    """(R,) mean log time (us) of the action before; NaN where it had never been measured since the last shift."""
-    got: Float64
-    """(R,) mean log time."""
-    baseline: Float64
-    """(R,) mean log time of NCCL's own choice, as it was known before; NaN where it was not."""
-
-
 def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:
     """(N,) what the draws of a communicator's keys depend on: communicators of one shape draw alike, in whichever order
     they come.
@@ -175,21 +153,6 @@ def no_keys() -> Keys:
         channels=np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_),
         chunks=np.zeros((0, N_PAIRS, N_CHUNKS), np.bool_),
         context=np.zeros((0, STATIC_SIZE), np.float32),
-    )
-
-
-def no_verdicts() -> Verdicts:
-    none = np.zeros(0)
-    return Verdicts(
-        rows=_NONE,
-        actions=_NONE,
-        samples=_NONE,
-        phase=_NONE,
-        ordinal=_NONE,
-        drawn=np.zeros(0, np.bool_),
-        expected=none,
-        got=none,
-        baseline=none,
     )
 
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.agent.observation import SIZE, KeyView, encode, relative_cost
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control import check
@@ -30,19 +30,19 @@ from dynamiccl_ray.control.columns import (
     Keys,
     Measured,
     Outcome,
-    Verdicts,
     joined,
     no_keys,
     no_outcome,
-    no_verdicts,
     salt_of,
     take,
 )
 from dynamiccl_ray.control.due import Due
 from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.control.offers import Offers
 from dynamiccl_ray.control.trigger import BATCH, Cusum
+from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
 from dynamiccl_ray.control.view import view
-from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
+from dynamiccl_ray.knobs import OWN_PAIR
 
 __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "Verdicts", "salt_of"]
 
@@ -81,6 +81,7 @@ class Loop:
         self.evidence = Evidence()
         self.cusum = Cusum(control.trigger.arl0)
         self.checks = Checks()
+        self.offers = Offers()
         self.phase = np.zeros(0, np.int64)
         self.wanted = np.zeros(0, np.int64)
         self.decisions = np.zeros(0, np.int64)
@@ -91,12 +92,6 @@ class Loop:
         """(K,) observations since the last one that had a sample of it."""
         self.measured = np.zeros(0, np.int64)
         """(K,) samples ever."""
-        self.forbidden = np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_)
-        """(K, N_PAIRS, N_CHANNELS) what NCCL does not offer, or did not take."""
-        self.most_channels = np.zeros(0, np.int64)
-        """(K,) that the communicator is known to have."""
-        self.offered = np.zeros(0, np.bool_)
-        """(K,) whether NCCL's own costs are known, and with them what it offers."""
         self.late = 0
         """Samples of an action that was not wanted any more: they end no decision, and are not used."""
         self.settled = np.zeros(0, np.int64)
@@ -121,10 +116,10 @@ class Loop:
         self.evidence.grow(keys.group, keys.collective, keys.nbytes)
         self.cusum.grow(n)
         self.checks.grow(n)
+        self.offers.grow(n)
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
-        self.forbidden = np.append(self.forbidden, np.zeros((n, N_PAIRS, N_CHANNELS), np.bool_), 0)
         self._outcome = joined(self._outcome, no_outcome(n))
 
     def keep(self, rows: Bool) -> None:
@@ -133,31 +128,25 @@ class Loop:
         self.evidence.keep(rows)
         self.cusum.keep(rows)
         self.checks.keep(rows)
-        for name in (*_COUNTS, "_over", "forbidden"):
+        self.offers.keep(rows)
+        for name in (*_COUNTS, "_over"):
             setattr(self, name, getattr(self, name)[rows])
         left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
 
     def offer(self, row: int, cost_us: Float32) -> None:
         """NCCL's own costs (N_PAIRS - 1,) for a key: what it marks -1 is not available."""
-        self.forbidden[row, 1:] |= ~(cost_us >= 0)[:, None]
-        self.keys.cost[row] = relative_cost(cost_us[None])[0]
-        self.offered[row] = True
+        self.keys.cost[row] = self.offers.offer(row, cost_us)
         self._withdraw(row)
 
     def forbid(self, row: int, action: int) -> None:
-        """NCCL did not take an action for a key: its pair is never asked for again; of NCCL's own, its channels."""
-        pair, channels, _ = (int(part) for part in action_parts(action))
-        if pair != OWN_PAIR:
-            self.forbidden[row, pair] = True
-        elif channels:
-            self.forbidden[row, pair, channels] = True
+        """NCCL did not take an action for a key."""
+        self.offers.forbid(row, action)
         self._withdraw(row)
 
     def _withdraw(self, row: int) -> None:
         """What is asked of a key and can never be measured is over at once, and is not judged."""
-        pair, channels, _ = (int(part) for part in action_parts(self.wanted[row]))
-        if self.forbidden[row, pair, channels]:
+        if self.offers.refused(row, int(self.wanted[row])):
             self._over[row], self._outcome.known[row] = True, False
             self._pending = take(self._pending, self._pending.row != row)
 
@@ -214,7 +203,8 @@ class Loop:
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
         of = Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
-        self.closed = self._verdicts(of)
+        decided = self.decisions[rows]
+        self.closed = verdicts(of, self.evidence, phase=phase, ordinal=decided, drawn=decided <= self.draws()[rows])
         alarm = np.full(len(rows), -1)
         watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
         alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
@@ -232,21 +222,6 @@ class Loop:
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
-
-    def _verdicts(self, of: Closed) -> Verdicts:
-        """Of decisions that are over, before they are recorded."""
-        known = self.evidence.samples[of.rows, of.actions] > 0
-        return Verdicts(
-            rows=of.rows,
-            actions=of.actions,
-            samples=of.samples.astype(np.int64),
-            phase=self.phase[of.rows],
-            ordinal=self.decisions[of.rows],
-            drawn=self.decisions[of.rows] <= self.draws()[of.rows],
-            expected=np.where(known, self.evidence.mean(of.rows, of.actions), np.nan),
-            got=of.mean,
-            baseline=self.evidence.baseline[of.rows],
-        )
 
     def _watch(self, of: Closed, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
@@ -408,9 +383,7 @@ class Loop:
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
         guardrail = self.control.guardrail
-        there = np.array(CHANNEL_VALUES) <= self.most_channels[rows][:, None, None]
-        channels = self.keys.channels[rows] & ~self.forbidden[rows] & there
-        allowed = channels[..., None] & self.keys.chunks[rows][:, :, None]
+        allowed = self.offers.allowed(self.keys, rows)
         index, action = self.evidence.worse_than_own(rows, margin=guardrail.margin, least=guardrail.samples)
         allowed.reshape(-1, N_ACTIONS)[index, action] = False
         return np.asarray(allowed)
@@ -441,28 +414,27 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint: all but settings and keys."""
-        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "forbidden")}
-        parts = {"evidence": self.evidence.state(), "cusum": self.cusum.state(), "checks": self.checks.state()}
-        return {**mine, **{f"{part}.{name}": v for part, of in parts.items() for name, v in of.items()}}
+        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over")}
+        return {**mine, **{f"{part}.{k}": v for part in _PARTS for k, v in getattr(self, part).state().items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """After ``grow`` by the same keys. What had been measured of open decisions is measured anew, and a key whose
         action may not be chosen any more begins anew.
         """
-        for name in (*_COUNTS, "_over", "forbidden"):
+        for name in (*_COUNTS, "_over"):
             getattr(self, name)[:] = state[name]
-        self.evidence.restore({k.removeprefix("evidence."): v for k, v in state.items() if k.startswith("evidence.")})
-        self.cusum.restore({k.removeprefix("cusum."): v for k, v in state.items() if k.startswith("cusum.")})
-        self.checks.restore({k.removeprefix("checks."): v for k, v in state.items() if k.startswith("checks.")})
+        for part in _PARTS:
+            of = f"{part}."
+            getattr(self, part).restore({k.removeprefix(of): v for k, v in state.items() if k.startswith(of)})
         pair, channels, chunk = action_parts(self.wanted)
         rows = np.arange(len(self))
         valid = self.keys.channels[rows, pair, channels] & self.keys.chunks[rows, pair, chunk]
         self.shift(np.flatnonzero(~valid & (self.wanted != OWN_ACTION)))
 
 
+_PARTS: Final = ("evidence", "cusum", "checks", "offers")
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "most_channels": CHANNEL_VALUES[-1], "offered": False, "settled": OWN_ACTION,
-    "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "settled": OWN_ACTION, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip

@@ -173,7 +173,7 @@ def test_what_nccl_offers_is_heard_whenever_it_is_told() -> None:
     assert not run.core.loop.allowed(np.zeros(1, np.int64))[0, pair_index(Algorithm.NVLS, Protocol.SIMPLE)].any()
     successor = Coordinator(run.core.plan, run.store)
     run.core.save()
-    assert Coordinator(run.core.plan, run.store).loop.offered.tolist() == [True]
+    assert Coordinator(run.core.plan, run.store).loop.offers.known.tolist() == [True]
     assert not len(successor.comms), "nothing had been saved before"
 
 

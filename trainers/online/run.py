@@ -315,7 +315,7 @@ def _offered(plan: Plan, left: Checkpoint) -> dict[tuple[int, int], list[int]]:
     store = MemoryStore()
     store.put(f"{plan.run}/state", left["coordinator"])
     coordinator = Coordinator(plan, store)
-    offers = np.asarray(~coordinator.loop.forbidden.all(-1))
+    offers = np.asarray(~coordinator.loop.offers.forbidden.all(-1))
     return {
         (comm_id, int(key)): np.flatnonzero(offers[row]).tolist()
         for comm_id, comm in coordinator.comms.items()

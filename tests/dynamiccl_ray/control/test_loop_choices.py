@@ -145,7 +145,7 @@ def test_a_draw_that_would_repeat_what_is_known_goes_to_a_pair_that_nobody_has_t
     loop = loop_of(some_keys(2), draws=20)
     # NCCL believes in pairs 2 and 3, in 3 more; 4 is far behind, and 5 is not offered.
     loop.keys.cost[0, [2, 3, 4]] = 0.8, 0.3, 1.5
-    loop.keys.cost[0, 5], loop.forbidden[0, 5] = 0.0, True
+    loop.keys.cost[0, 5], loop.offers.forbidden[0, 5] = 0.0, True
     wanted: list[list[int]] = []
     observed(loop, np.repeat([0, 1], 4), 3.0)
     for _ in range(12):
@@ -269,7 +269,7 @@ def test_a_decision_from_before_nccl_said_what_it_offers_is_over_if_it_is_not_of
 
 def test_no_more_channels_are_asked_for_than_the_communicator_has() -> None:
     loop = loop_of(some_keys(2))
-    loop.most_channels[1] = 4
+    loop.offers.most_channels[1] = 4
     allowed = loop.allowed(np.array([0, 1])).any(-1)
     assert allowed[0, 1].all()
     assert np.array(CHANNEL_VALUES)[allowed[1, 1]].tolist() == [0, 1, 2, 4]

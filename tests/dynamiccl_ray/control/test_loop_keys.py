@@ -102,7 +102,7 @@ def test_a_successor_goes_on_where_the_state_was_saved() -> None:
     _random_play(first, np.random.default_rng(2), np.arange(6), 12)
     play(first, 20, network(0), sigma=0.01, rows=[1, 2])
     first.forbid(3, pair(5))
-    first.most_channels[:4] = 8
+    first.offers.most_channels[:4] = 8
     observed(first, np.repeat(np.arange(6), 4), 3.0)
     waiting = due_rows(first)
     assert waiting
