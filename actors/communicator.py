@@ -55,6 +55,8 @@ class Communicator:
     """Collectives and records that taught nothing, for whatever reason."""
     dropped: dict[int, int] = field(default_factory=dict)
     """By rank."""
+    hold_wait_s: dict[int, float] = field(default_factory=dict)
+    """By rank, for which it has waited for decisions."""
     gone: set[int] = field(default_factory=set)
     """Ranks whose process has died, or has destroyed the communicator."""
     coverage: dict[int, Coverage] = field(default_factory=dict)

@@ -391,6 +391,7 @@ class Coordinator:
             digest_mismatches=sum(c.agreement.digest_mismatches for c in self.comms.values()),
             unused=members.unused + self.loop.late,
             dropped=members.dropped,
+            hold_wait_s=members.hold_wait_s,
             alarms=tuple(self.alarms),
             history=tuple(phases.history),
             off={f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},

@@ -11,6 +11,7 @@ from typing import Any
 
 from dynamiccl_ray.actors.coordinator import Coordinator, log
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
+from dynamiccl_ray.actors.metrics import Metrics
 from dynamiccl_ray.actors.overview import answer
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
@@ -39,12 +40,14 @@ class CoordinatorActor:
         self._core = Coordinator(plan, store, self._observe)
         self._news = asyncio.Condition()
         self._observed: list[Epoch] = []
+        self._metrics = Metrics()
         self._watchdog = Watchdog(self.WATCHED_S, STOPPED_S)
         self._watched_until = 0.0
         self._watching: asyncio.Task[None] | None = None
 
     def _observe(self, epoch: Epoch) -> None:
         self._observed.append(epoch)
+        self._metrics.hear(epoch, self._core.comms[epoch.comm], self._core.experiment.job)
 
     async def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
         return self._core.join(runner, members, gone)
@@ -60,6 +63,7 @@ class CoordinatorActor:
                     self._core.leave(late)
                 self._core.close_epoch(cut=True)
             context = self._core.context
+        self._metrics.tell(self._core)
         await self._tell()
         return context
 

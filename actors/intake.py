@@ -53,6 +53,7 @@ class Intake:
             self._loop.offers.most_channels[comm.rows] = comm.max_channels
             comm.unused += report.unmatched + sum(news.unused for news in report.ranks.values())
             comm.dropped |= {rank: news.dropped for rank, news in report.ranks.items()}
+            comm.hold_wait_s |= {rank: news.hold_wait_s for rank, news in report.ranks.items()}
             comm.coverage |= {rank: news.coverage for rank, news in report.ranks.items()}
         ranks = {rank: news for report in reports for rank, news in report.ranks.items()}
         turn_off(comm, comm.compare(ranks))

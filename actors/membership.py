@@ -28,6 +28,7 @@ class Membership:
         self._numbered = 0
         # Of communicators that are gone.
         self._unused = self._dropped = self._switches = 0
+        self._hold_wait_s = 0.0
         self._coverage = Coverage()
 
     # -- runners --
@@ -92,6 +93,7 @@ class Membership:
             self._unused += comm.unused
             self._dropped += sum(comm.dropped.values())
             self._switches += comm.switches
+            self._hold_wait_s += sum(comm.hold_wait_s.values())
             for ranks in self._runners.values():
                 ranks -= {(comm.example.comm, rank) for rank in comm.agreement.ranks}
         self._coverage = Coverage.sum([self._coverage, *(of for comm in gone for of in comm.coverage.values())])
@@ -108,6 +110,11 @@ class Membership:
     def dropped(self) -> int:
         """Records that were lost between NCCL and the runner."""
         return self._dropped + sum(sum(comm.dropped.values()) for comm in self.comms.values())
+
+    @property
+    def hold_wait_s(self) -> float:
+        """For which ranks have waited for decisions, all of them together."""
+        return self._hold_wait_s + sum(sum(comm.hold_wait_s.values()) for comm in self.comms.values())
 
     @property
     def coverage(self) -> Coverage:

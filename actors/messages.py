@@ -80,6 +80,8 @@ class RankNews:
     in_force: int = 0
     """Version of the table in force; 0 for none."""
     coverage: Coverage = field(default_factory=Coverage)
+    hold_wait_s: float = 0.0
+    """For which it has waited for decisions so far."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -170,8 +172,16 @@ class Coordination(Protocol):
         """Announces the ranks that a runner serves, or serves now; answers the current context. ``gone`` are
         communicators and ranks that it has seen to be no more."""
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
-        """Hands in an epoch; answers the next context once all runners have, or time is up."""
+    def report(
+        self,
+        runner: str,
+        epoch: int,
+        comms: list[CommReport],
+        entropy: float | None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> EpochContext:
+        """Hands in an epoch; answers the next context once all runners have, or time is up. ``meanwhile`` is called a
+        few times a second while it waits for them."""
 
     def others_done(self, epoch: int) -> Callable[[], bool]:
         """Asks at once; answers, as often as it is called, whether some runner has handed the epoch in by now."""

@@ -140,8 +140,9 @@ class RankRunner(PolicyRunner):
                     return self._streams.episodes()
             self._collect(context)
             reports = [self._report(comm, decided.get(comm, _NOTHING)) for comm in self._serving.comms]
+            # Another runner may have died: its ranks must not wait for as long as the coordinator waits for it.
             context = self._coordination.report(
-                self._name, context.epoch, reports, float(np.mean(entropy)) if entropy else None
+                self._name, context.epoch, reports, float(np.mean(entropy)) if entropy else None, self._look_around
             )
             if context.round_end or context.term != self._term:
                 break

@@ -180,6 +180,7 @@ class Rank:
             faults=self._faults,
             in_force=status.base_version,
             coverage=Coverage.of(status),
+            hold_wait_s=status.hold_wait_us / 1e6,
         )
 
     def refused(self) -> dict[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,7 @@ REPORT_LIMIT_S = 60.0
 PROMISE_LIMIT_S = CoordinatorActor.PROMISE_WAIT_S + 1.0
 SETTLE_LIMIT_S = 1.0
 ASK_LIMIT_S = 10.0
+MEANWHILE_S = 0.25
 
 
 class KvStore:
@@ -92,8 +94,15 @@ class RemoteCoordination:
     def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
         return self._wait(self._actor.join.remote(runner, members, gone))
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
-        return self._wait(self._actor.report.remote(runner, epoch, comms, entropy))
+    def report(
+        self,
+        runner: str,
+        epoch: int,
+        comms: list[CommReport],
+        entropy: float | None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> EpochContext:
+        return self._wait(self._actor.report.remote(runner, epoch, comms, entropy), meanwhile)
 
     def others_done(self, epoch: int) -> Callable[[], bool]:
         return self._actor.others_done.remote(epoch).future().done  # type: ignore[no-any-return]
@@ -114,9 +123,12 @@ class RemoteCoordination:
         except (GetTimeoutError, RayActorError):
             return None
 
-    def _wait(self, reference: Any) -> EpochContext:
+    def _wait(self, reference: Any, meanwhile: Callable[[], object] = lambda: None) -> EpochContext:
+        deadline = time.monotonic() + REPORT_LIMIT_S
         try:
-            context: EpochContext = ray.get(reference, timeout=REPORT_LIMIT_S)
+            while not ray.wait([reference], timeout=MEANWHILE_S)[0] and time.monotonic() < deadline:
+                meanwhile()
+            context: EpochContext = ray.get(reference, timeout=max(0.0, deadline - time.monotonic()))
             return context
         except (GetTimeoutError, RayActorError) as e:
             raise RunError(f"the coordinator of run {self._run} has not answered for {REPORT_LIMIT_S:.0f} s") from e

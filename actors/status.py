@@ -116,6 +116,8 @@ class Status:
     """Collectives and records that taught nothing, for whatever reason."""
     dropped: int = 0
     """Records that were lost between NCCL and the runner."""
+    hold_wait_s: float = 0.0
+    """For which ranks have waited for decisions, all of them together."""
     alarms: tuple[Alarm, ...] = ()
     history: tuple[Round, ...] = ()
     off: dict[str, str] = field(default_factory=dict)

@@ -133,10 +133,11 @@ def _page(said: dict[str, Any], *, keys: bool) -> Group:
     percent = said["overhead"].get("percent")
     took = "not measured yet" if percent is None else f"{percent:.2f} % of a step"
     coverage = {name: value for name, value in said["coverage"].items() if isinstance(value, int) and value}
+    waited = f"; ranks have waited {said['hold_wait_s']:.1f} s for decisions" if said["hold_wait_s"] else ""
     lines = [
         f"[bold]job {said['job']}[/], run {said['run']}: {'rolled back' if said['rolled_back'] else said['mode']}, "
         f"{said['phase']}; round {said['round']}, {said['collectives']:,} collectives, {said['switches']} switches",
-        f"communication so far, exploration included: {gain}; the plugin takes {took}",
+        f"communication so far, exploration included: {gain}; the plugin takes {took}{waited}",
         f"drift: {said['alarms']} alarms{_last(said['last_alarm'])}; coverage: "
         + ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in coverage.items()),
     ]

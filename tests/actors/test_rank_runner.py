@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from small import small_experiment
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
-from dynamiccl_ray.actors.rank_runner import LEAST_MARGIN, MOST_AHEAD_S, RankRunner
+from dynamiccl_ray.actors.rank_runner import LEAST_MARGIN, LOOK_AFTER_S, MOST_AHEAD_S, RankRunner
 from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
@@ -35,6 +36,7 @@ class Said:
         self.reports: list[list[CommReport]] = []
         self.settled: list[int] = []
         self.gone: frozenset[tuple[int, int]] = frozenset()
+        self.meanwhile: Callable[[Callable[[], object]], object] = lambda _: None
 
     def context(self, **changes: Any) -> EpochContext:
         comm = comm_context(COMM, keys=[KEY], wanted=[RING])
@@ -45,8 +47,16 @@ class Said:
         self.gone |= gone
         return self.context()
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
+    def report(
+        self,
+        runner: str,
+        epoch: int,
+        comms: list[CommReport],
+        entropy: float | None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> EpochContext:
         self.reports.append(comms)
+        self.meanwhile(meanwhile)
         return self.context(round_end=True)
 
     def others_done(self, epoch: int) -> Callable[[], bool]:
@@ -249,3 +259,22 @@ def test_a_restarted_runner_does_not_take_calls_of_before_for_a_rate(place: Plac
     for _ in range(2):
         runner.sample()
         assert (said.answers[-1][0].hold_at or 0) <= 100_000 + LEAST_MARGIN + 1
+
+
+def test_ranks_of_a_runner_that_dies_while_others_wait_for_its_report_are_settled(place: Place) -> None:
+    for rank in range(2):
+        place.process(rank, COMM, ranks=2)
+    said = Said(commit)
+    first, second = place.runner(2, said), place.runner(2)
+    assert len(pids(first)) == len(pids(second)) == 1
+    second.sample()
+    (left,) = [rank.rank for rank in second._serving.ranks]
+
+    def dies(look: Callable[[], object]) -> None:
+        second._serving.close()
+        time.sleep(LOOK_AFTER_S)
+        look()
+
+    said.meanwhile = dies
+    first.sample()
+    assert left in said.settled

@@ -16,9 +16,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attached import training
 
 from dynamiccl_ray.config.experiment import RealNcclFabric

@@ -34,6 +34,7 @@ from watching import Watcher
 from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.trainers.online.recorder import read_samples
 
+TESTS = Path(__file__).parents[1]
 BOUND_S = 30.0
 """docs/soak.md: no rank waits longer while there is a control plane, or beyond the first switch under the next one."""
 LOOK_S = 2.0
@@ -57,6 +58,8 @@ class Training:
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
+                # The package before its tests, whose folders have its name.
+                env=os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
             )
         up = directory / "up.json"
         while not up.exists():

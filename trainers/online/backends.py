@@ -64,7 +64,14 @@ class DirectCoordination:
         with self._lock:
             return self._core.join(runner, members, gone)
 
-    def report(self, runner: str, epoch: int, comms: list[CommReport], entropy: float | None) -> EpochContext:
+    def report(
+        self,
+        runner: str,
+        epoch: int,
+        comms: list[CommReport],
+        entropy: float | None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> EpochContext:
         with self._lock:
             return self._core.report(runner, epoch, comms, entropy) or self._core.close_epoch()
 

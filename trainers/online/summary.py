@@ -78,6 +78,7 @@ def summarise(
         "agreement_violations": violations,
         "dropped_records": status.dropped,
         "unused_records": status.unused,
+        "hold_wait_s": status.hold_wait_s,
         "coverage": status.coverage.as_dict(),
         "overhead": status.overhead,
         "alarms": [asdict(alarm) for alarm in status.alarms if alarm.anew],
