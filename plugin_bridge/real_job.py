@@ -11,11 +11,20 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.actions import Action
-from dynamiccl_ray.config.experiment import Actions, Calls, RealNcclFabric, TrainingGroup
+from dynamiccl_ray.config.experiment import (
+    Actions,
+    Calls,
+    EmulatedFabric,
+    MeasuredFabric,
+    RealNcclFabric,
+    TrainingGroup,
+)
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.clusters import P5EN
 from dynamiccl_ray.fabric.load import IDLE
 from dynamiccl_ray.fabric.physics import OWN_CHUNK_BYTES, Physics
+from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
@@ -43,6 +52,13 @@ def real_job(fabric: RealNcclFabric, *, seed: int, say: Callable[[str], None] = 
             "with --nccl"
         )
     return RealJob(fabric=fabric, seed=seed, build=build_nccl(fabric.nccl, say=say))
+
+
+def cluster_of(fabric: MeasuredFabric | EmulatedFabric | RealNcclFabric) -> Cluster:
+    """The cluster that a job is played on."""
+    if isinstance(fabric, MeasuredFabric):
+        return find_cluster(P5EN)
+    return part_of(fabric.cluster, fabric.ranks_per_node) if isinstance(fabric, RealNcclFabric) else fabric.cluster
 
 
 def part_of(cluster: Cluster, gpus_per_node: int) -> Cluster:
@@ -80,7 +96,7 @@ class RealJob:
     @cached_property
     def cluster(self) -> Cluster:
         """What the job has of it."""
-        return part_of(self.fabric.cluster, self.fabric.ranks_per_node)
+        return cluster_of(self.fabric)
 
     def sample(self) -> str:
         """What runs, in words."""

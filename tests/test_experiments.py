@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from dynamiccl_ray.agent import policy
-from dynamiccl_ray.config.experiment import DEFAULT_POLICY, load
+from dynamiccl_ray.config.experiment import DEFAULT_POLICY, load, recorded
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.plugin_bridge.played import play
+from dynamiccl_ray.trainers.online.run import plan_of
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [*(ROOT / "experiments" / "online").glob("*.yaml"), ROOT / "dynamiccl_ray" / "data" / "demo.yaml"]
@@ -25,6 +26,21 @@ def test_shipped_experiments_load_and_can_be_played(path: Path) -> None:
     assert len(fabric.nbytes) >= 2
     assert len(fabric.time_us) == 1 + len(experiment.fabric.events)
     assert all(mask[1:].any() for mask in fabric.valid.values()), "a key without anything to learn"
+
+
+@pytest.mark.parametrize("path", [*SHIPPED, ROOT / "dynamiccl_ray" / "data" / "demo-nccl.yaml"], ids=lambda p: p.stem)
+def test_what_a_run_wrote_down_is_read_again_wherever_it_is(path: Path, tmp_path: Path) -> None:
+    """Also where the policy that it began with is not."""
+    experiment = load(path)
+    there = experiment.model_copy(update={"policy": Path("/nowhere/policy.pt")})
+    (tmp_path / "experiment.json").write_text(there.model_dump_json())
+    assert recorded(tmp_path / "experiment.json") == experiment.model_copy(update={"policy": None})
+    described = plan_of(experiment, "run")
+    assert described.topology or described.cluster
+    for broken in ("[]", "{", '{"fabric": 1}', '{"fabric": {"kind": "nccl"}}'):
+        (tmp_path / "experiment.json").write_text(broken)
+        with pytest.raises(ConfigError, match="not the experiment of a run"):
+            recorded(tmp_path / "experiment.json")
 
 
 def test_the_default_policy_ships_and_fits_the_network(tmp_path: Path) -> None:

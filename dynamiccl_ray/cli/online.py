@@ -175,14 +175,18 @@ def release(
 def explain(
     run: Annotated[Path, typer.Argument(help="Directory of a run.")],
     key: Annotated[str, typer.Option(help="Only keys whose name contains this.")] = "",
+    observation: Annotated[bool, typer.Option("--observation", help="Also what the policy sees of each key.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """What is in force per communicator and size, why, and what it gains."""
-    from dynamiccl_ray.trainers.online.explain import explain_run, explanation_table
+    from dynamiccl_ray.trainers.online.explain import explain_run, explanation_table, observation_table
 
     explanation = explain_run(run, key)
     if as_json:
         emit(explanation)
-    else:
-        for table in explanation_table(explanation):
-            Console().print(table)
+        return
+    tables = explanation_table(explanation)
+    if observation:
+        tables += [observation_table(comm, of) for comm in explanation["communicators"] for of in comm["keys"]]
+    for table in tables:
+        Console().print(table)

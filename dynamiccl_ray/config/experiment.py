@@ -5,6 +5,7 @@ Unknown keys are errors. Settings that contradict each other are found here, bef
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from dynamiccl_ray.agent.reward import Reward
 from dynamiccl_ray.config.canary import Canary
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.overhead import Overhead
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.presets import NamedCluster
 from dynamiccl_ray.keys import key_name, key_of
@@ -422,6 +423,19 @@ class Online(Section):
         if not source.exists():
             raise ConfigError(f"--nccl {source} does not exist; git clone https://github.com/NVIDIA/nccl")
         return self.model_copy(update={"fabric": self.fabric.model_copy(update={"nccl": source.absolute()})})
+
+
+def recorded(path: Path) -> Online:
+    """The experiment of a run, as the run wrote it down. Files that only a run needs may be gone by now, and are left
+    out. Raises ConfigError for something else."""
+    try:
+        raw = json.loads(path.read_bytes())
+        raw["policy"] = None
+        for name in raw["fabric"].keys() & {"files", "nccl"}:
+            del raw["fabric"][name]
+        return Online.model_validate(raw)
+    except (*DAMAGED, ValueError) as e:
+        raise ConfigError(f"{path}: not the experiment of a run: {short(str(e))}") from None
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Online:

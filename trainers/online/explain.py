@@ -11,14 +11,13 @@ from rich.table import Table
 from dynamiccl_ray.actions import action_of
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.coordinator import Coordinator
-from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.agent.observation import decode, encode
+from dynamiccl_ray.config.experiment import recorded
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.control.loop import Loop, Phase
-from dynamiccl_ray.errors import ConfigError, short
 from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
-from dynamiccl_ray.trainers.online.run import read_checkpoint
+from dynamiccl_ray.trainers.online.run import plan_of, read_checkpoint
 
 
 def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
@@ -29,11 +28,7 @@ def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
     """
     store, name = MemoryStore(), run.name
     store.put(f"{name}/state", read_checkpoint(run)["coordinator"])
-    try:
-        experiment = Online.model_validate_json((run / "experiment.json").read_bytes())
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{run / 'experiment.json'}: not the experiment of a run: {short(str(e))}") from None
-    coordinator = Coordinator(Plan(run=name, experiment=experiment, topology={}), store)
+    coordinator = Coordinator(plan_of(recorded(run / "experiment.json"), name), store)
     comms = []
     for comm_id, comm in coordinator.comms.items():
         chosen = [at for at in np.argsort(comm.keys).tolist() if wanted in key_name(int(comm.keys[at]))]
@@ -79,7 +74,23 @@ def _key(loop: Loop, comm: Communicator, at: int) -> dict[str, Any]:
         "time_vs_nccl": mine[0] if mine else None,
         "nccl_us": float(np.exp(baseline)) if np.isfinite(baseline) else None,
         "measured": measured,
+        "observation": decode(encode(loop.keys.context[row], loop.view(row, loop.allowed(row)))[0]),
     }
+
+
+def observation_table(comm: dict[str, Any], key: dict[str, Any]) -> Table:
+    """What the policy would see of a key if it had to decide now, in words and natural units."""
+    saw = dict(key["observation"])
+    pairs = [pair for pair in enumerate(saw.pop("pairs")) if pair[1]["available"]]
+    table = Table(title=f"what the policy sees of {key['key']} on communicator {comm['communicator']}")
+    table.add_column("what")
+    table.add_column("value")
+    for name, value in saw.items():
+        table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+    for index, of in pairs:
+        said = ", ".join(f"{name} {value:.3g}" for name, value in of.items() if name != "available")
+        table.add_row(pair_name(index), said)
+    return table
 
 
 def explanation_table(explanation: dict[str, Any]) -> list[Table]:

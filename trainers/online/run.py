@@ -23,7 +23,7 @@ from dynamiccl_ray.plugin_bridge import plugin_path
 from dynamiccl_ray.plugin_bridge.channel import owner_lives
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
-from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
+from dynamiccl_ray.plugin_bridge.real_job import RealJob, cluster_of, real_job
 from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segments
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
@@ -75,7 +75,7 @@ def run_online(
     directory.mkdir(parents=True, exist_ok=True)
     fabric = _played(experiment, say)
     run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    plan = _plan(experiment, run, fabric)
+    plan = plan_of(experiment, run, fabric)
     earlier = read_checkpoint(resume) if resume is not None else None
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
     remove_stale(experiment.job)
@@ -151,7 +151,8 @@ def _played(experiment: Online, say: Callable[[str], None]) -> Played | None:
     return None
 
 
-def _plan(experiment: Online, run: str, fabric: Played | None) -> Plan:
+def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
+    """What the coordinator is told. ``fabric`` is None for a job that is not played, or not any more."""
     if fabric is not None:
         return Plan(
             run=run,
@@ -162,7 +163,8 @@ def _plan(experiment: Online, run: str, fabric: Played | None) -> Plan:
             valid=fabric.valid,
         )
     described = experiment.fabric
-    assert isinstance(described, NcclFabric)
+    if not isinstance(described, NcclFabric):
+        return Plan(run=run, experiment=experiment, cluster=cluster_of(described))
     return Plan(
         run=run,
         experiment=experiment,

@@ -47,6 +47,8 @@ def test_ppo_learns_to_beat_the_default_by_measured_times(tmp_path: Path, job: s
     used = read_log(tmp_path / "job" / "log.0")[-200:]
     in_force = {k["key"]: k["in_force"] for c in explain_run(tmp_path)["communicators"] for k in c["keys"]}
     assert in_force == {row["key"]: row["action"] for row in summary["keys"]}
+    saw = explain_run(tmp_path, "1MiB")["communicators"][0]["keys"][0]["observation"]
+    assert (saw["ranks"], saw["nodes"], saw["bytes"], saw["inter"]) == (64, 8, 1 << 20, "efa")
     assert (used["own"] == 0).mean() > 0.5
 
 
