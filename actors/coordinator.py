@@ -29,7 +29,6 @@ from dynamiccl_ray.actors.reduction import Part, decisions, measured, positions
 from dynamiccl_ray.actors.rewards import JobReward
 from dynamiccl_ray.actors.status import Alarm, Epoch, Status
 from dynamiccl_ray.actors.steering import Steering, check
-from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
@@ -99,7 +98,7 @@ class Coordinator:
         for comm_id in {member.comm for member in members}:
             comm = self.comms[comm_id]
             if comm.complete and not comm.off:
-                turn_off(comm, comm.disagreement() or hands_off(self.plan.about(comm.example)) or "")
+                turn_off(comm, comm.disagreement() or self.plan.hands_off(comm.example))
         return self.context
 
     def _outdo(self, members: list[Member]) -> None:
@@ -349,7 +348,9 @@ class Coordinator:
     # -- context --
 
     def _duty(self, comm: Communicator) -> int:
-        return self.governor.duty(learning=self._learns(comm)) if self.steering.measures else MOST_DUTY
+        if comm.off or not self.steering.measures:
+            return MOST_DUTY  # nothing comes of what is measured
+        return self.governor.duty(learning=self._learns(comm))
 
     def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}

@@ -12,8 +12,10 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.messages import Member
 from dynamiccl_ray.agent import observation
+from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.observation import Topology
 from dynamiccl_ray.arrays import Bool
+from dynamiccl_ray.config.communicators import Actions, CommunicatorRule
 from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.control.loop import Keys, salt_of
 from dynamiccl_ray.fabric.cluster_config import Cluster
@@ -39,6 +41,18 @@ class Plan:
     valid: dict[int, Bool] | None = None
     """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
 
+    def rule_of(self, member: Member) -> CommunicatorRule | None:
+        """What the experiment says of a rank's communicator only."""
+        rules = self.experiment.communicators
+        return next((rule for rule in rules if rule.matches(member.name, member.ranks, member.nodes)), None)
+
+    def hands_off(self, member: Member) -> str:
+        """Why a communicator is not to be tuned; empty where it is."""
+        rule = self.rule_of(member)
+        if rule is not None and not rule.tune:
+            return "the experiment does not tune it"
+        return hands_off(self.about(member)) or ""
+
     def topology_of(self, member: Member) -> Topology:
         """Of a rank's communicator."""
         if self.cluster is not None:
@@ -47,17 +61,18 @@ class Plan:
 
     def about(self, member: Member) -> observation.Context:
         """What is known of a communicator before anything is measured."""
-        told = self.experiment
-        return observation.Context(
-            topology=self.topology_of(member), workload=told.workload, scheduler=told.scheduler, llm=told.llm
-        )
+        told, rule = self.experiment, self.rule_of(member)
+        said = {name: getattr(rule, name, None) or getattr(told, name) for name in ("workload", "scheduler", "llm")}
+        return observation.Context(topology=self.topology_of(member), **said)
 
     def keys(self, comm: Communicator, keys: list[int]) -> Keys:
         """Keys of a communicator for the control loop, before NCCL's own costs are known."""
         collective, pipelined, nbytes = zip(*(key_parts(key) for key in keys), strict=True)
         n, member = len(keys), comm.example
+        rule = self.rule_of(member)
+        actions = (rule and rule.actions) or self.experiment.actions
         chunks = np.zeros((n, N_PAIRS, N_CHUNKS), np.bool_)
-        chunks[:, 1:, [CHUNK_VALUES.index(c) for c in self.experiment.actions.chunk_bytes]] = True
+        chunks[:, 1:, [CHUNK_VALUES.index(c) for c in actions.chunk_bytes]] = True
         chunks[:, OWN_PAIR, 0] = True
         return Keys(
             group=np.full(n, comm.number),
@@ -67,16 +82,16 @@ class Plan:
             nbytes=np.array(nbytes, np.int64),
             pipelined=np.array(pipelined, np.bool_),
             cost=np.zeros((n, N_PAIRS), np.float32),
-            channels=np.stack([self._valid(key) for key in keys]),
+            channels=np.stack([self._valid(key, actions) for key in keys]),
             chunks=chunks,
             context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
         )
 
-    def _valid(self, key: int) -> Bool:
+    def _valid(self, key: int, actions: Actions) -> Bool:
         """(N_PAIRS, N_CHANNELS) that the experiment allows for a key. Leaving NCCL alone is always possible."""
         valid = np.zeros((N_PAIRS, N_CHANNELS), np.bool_)
         if self.valid is None:
-            valid[:, [CHANNEL_VALUES.index(c) for c in self.experiment.actions.channels]] = True
+            valid[:, [CHANNEL_VALUES.index(c) for c in actions.channels]] = True
         elif key in self.valid:
             valid |= self.valid[key]
         valid[OWN_PAIR, 0] = True

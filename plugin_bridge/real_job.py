@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.config.communicators import Actions
 from dynamiccl_ray.config.experiment import (
-    Actions,
     Calls,
     EmulatedFabric,
     MeasuredFabric,

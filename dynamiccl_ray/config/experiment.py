@@ -26,13 +26,14 @@ from dynamiccl_ray.agent.observation import (
 )
 from dynamiccl_ray.agent.reward import Reward
 from dynamiccl_ray.config.canary import Canary
+from dynamiccl_ray.config.communicators import Actions, CommunicatorRule
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.overhead import Overhead
 from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.presets import NamedCluster
 from dynamiccl_ray.keys import key_name, key_of
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, Collective
+from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.settings import (
     MOST,
     MOST_ACTORS,
@@ -47,7 +48,7 @@ from dynamiccl_ray.settings import (
     is_file,
     read_yaml,
 )
-from dynamiccl_ray.sizes import Bytes, BytesOrNone
+from dynamiccl_ray.sizes import Bytes
 
 
 class PlayedEvent(Section, ABC):
@@ -311,28 +312,6 @@ class NcclFabric(Section):
     """Streaming multiprocessors of a GPU, such as 132 of an H100; without them the reward has no ``sm`` term."""
 
 
-class Actions(Section):
-    """Which values of the heads may be tried at all."""
-
-    channels: tuple[int, ...] = (0,)
-    """From 0 (NCCL's own), 1, 2, 4, 8, 12, 16, 24, 32."""
-    chunk_bytes: tuple[BytesOrNone, ...] = (0,)
-    """From 0 (NCCL's own) and the powers of two from 16 KiB to 4 MiB; NCCL 2.30.3 and later."""
-
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        for name, given, known in (
-            ("channels", self.channels, CHANNEL_VALUES),
-            ("chunk_bytes", self.chunk_bytes, CHUNK_VALUES),
-        ):
-            bad = [x for x in given if x not in known]
-            if bad:
-                raise ValueError(f"{name}: {bad} not among {list(known)}")
-            if 0 not in given:
-                raise ValueError(f"{name}: 0 (NCCL's own) must stay possible")
-        return self
-
-
 class Epochs(Section):
     """How often decisions are taken beside a job. How many collectives each takes is ``control``'s."""
 
@@ -400,6 +379,8 @@ class Online(Section):
     """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
     one that has seen nothing."""
     actions: Actions = Actions()
+    communicators: tuple[CommunicatorRule, ...] = ()
+    """What is different for some communicators. The first rule that matches one holds for it."""
     control: Control = Control()
     epochs: Epochs = Epochs()
     canary: Canary = Canary()

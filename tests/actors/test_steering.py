@@ -6,15 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from driven import KEY, OTHER, RING, TREE, Run, one_term
+from driven import KEY, OTHER, REAL, RING, TREE, Run, experiment_of, one_term
+from pydantic import ValidationError
 
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.overview import answer, overview
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.steering import check
+from dynamiccl_ray.agent.observation import decode
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.knobs import CHANNEL_VALUES
 from dynamiccl_ray.plugin_bridge.layout import MOST_DUTY
 
 __all__ = ["one_term"]
@@ -224,3 +227,28 @@ def test_every_decision_that_ends_says_why_and_what_came_of_it() -> None:
     assert best["own_us"] == pytest.approx(100, rel=0.02)
     first = rows[rows["action"] == RING.flat][0]
     assert np.isnan(first["expected_us"]), "nothing was known of it"
+
+
+def test_some_communicators_are_described_otherwise_or_left_alone() -> None:
+    rules = [
+        {"name": "tp_*", "tune": False},
+        {"ranks": 2, "nodes": 2, "actions": {"channels": [0, 4]}, "llm": {"parallelism": "tp"}},
+    ]
+    told = {"fabric": REAL, "communicators": rules, "actions": {"channels": [0, 8, 16]}}
+    alone = Run(**told).join(name="tp_0")
+    assert alone.core.status().off == {f"{alone.comm:x}": "the experiment does not tune it"}
+    assert alone.its.duty == MOST_DUTY
+    other = Run(**told).join(name="dp")
+    other.epoch()
+    allowed = other.core.loop.allowed(np.zeros(1, np.int64))[0, RING.pair].any(-1)
+    assert np.array(CHANNEL_VALUES)[allowed].tolist() == [0, 4]
+    assert decode(other.its.due.observation[0])["parallelism"] == "tp"
+    successor = Coordinator(other.core.plan, other.store)
+    other.core.save()
+    assert Coordinator(other.core.plan, other.store).plan.rule_of(other.core.comms[other.comm].example) is not None
+    assert not successor.comms, "nothing had been saved"
+
+
+def test_a_rule_says_which_communicators_it_is_for() -> None:
+    with pytest.raises(ValidationError, match="say which communicators: by name, ranks or nodes"):
+        experiment_of(communicators=[{"tune": False}])
