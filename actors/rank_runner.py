@@ -42,6 +42,7 @@ from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.plugin_bridge.layout import Prepared
+from dynamiccl_ray.plugin_bridge.segments import jobs_here
 
 log = logging.getLogger("dynamiccl.runner")
 
@@ -150,6 +151,10 @@ class RankRunner(PolicyRunner):
                 self._renew()
                 context = self._join()
         return self._streams.episodes()
+
+    def jobs_here(self) -> set[str]:
+        """Job ids of the training processes on this node."""
+        return jobs_here()
 
     def activate(self, state: dict[str, Any]) -> float:
         """Takes weights, decides with them and waits until the new table is in force on this runner's ranks. Returns

@@ -34,6 +34,16 @@ def segments(job: str | None = None) -> Iterator[Path]:
             yield path
 
 
+def jobs_here() -> set[str]:
+    """Job ids of the training processes that live on this machine, as far as they are this user's."""
+    jobs = set()
+    for path in segments():
+        with contextlib.suppress(ChannelError), Channel(path, claim=False) as channel:
+            if channel.alive:
+                jobs.add(channel.identity.job)
+    return jobs
+
+
 def claimed_by(path: Path) -> int | None:
     """The process that has claimed a segment; None for nobody, and for what is no segment of ours."""
     try:

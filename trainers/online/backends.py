@@ -20,7 +20,7 @@ from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.plugin_bridge.segments import segments
+from dynamiccl_ray.plugin_bridge.segments import jobs_here, segments
 from dynamiccl_ray.trainers.common.cluster import require_room, start_ray
 from dynamiccl_ray.trainers.online.learning import ppo_config
 
@@ -44,6 +44,9 @@ class Backend(Protocol):
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """What ``overview.answer`` says; from any thread."""
+
+    def jobs(self) -> set[str]:
+        """Job ids of the training processes where it looks for ranks."""
 
     def close(self) -> None: ...
 
@@ -147,6 +150,9 @@ class SerialBackend:
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         return self._direct.ask(question)
 
+    def jobs(self) -> set[str]:
+        return jobs_here()
+
     def close(self) -> None:
         self._runner.stop()
 
@@ -199,9 +205,9 @@ class RayBackend:
         slots = int(ray.cluster_resources().get(SLOT, 0))
         if not slots and not any(segments(plan.experiment.job)):
             raise RunError(
-                f"no segments of job {plan.experiment.job!r} on this node and no Ray node with the resource {SLOT!r}: "
-                'is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See `dynamiccl doctor`; '
-                f"for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
+                f"no ranks of job {plan.experiment.job!r} on this node ({others(jobs_here())}), and no node of Ray with "
+                f'the resource {SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See '
+                f"`dynamiccl doctor`; for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
             )
         self._store = remote.KvStore()
         if resume is not None:
@@ -257,8 +263,19 @@ class RayBackend:
 
         return asked(self._coordinator, question)
 
+    def jobs(self) -> set[str]:
+        found: list[set[str]] = self._algorithm.env_runner_group.foreach_env_runner(
+            "jobs_here", local_env_runner=False, timeout_seconds=_RELEASE_CALL_S
+        )
+        return set().union(*found)
+
     def close(self) -> None:
         self._undo.close()
+
+
+def others(jobs: set[str]) -> str:
+    """The job ids that are there, in words."""
+    return f"there are jobs {', '.join(sorted(jobs))}" if jobs else "there are ranks of no job"
 
 
 def _phase_rounds(run: str) -> int:

@@ -27,7 +27,7 @@ from dynamiccl_ray.plugin_bridge.real_job import RealJob, cluster_of, real_job
 from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segments
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
-from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend
+from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend, others
 from dynamiccl_ray.trainers.online.desk import Desk
 from dynamiccl_ray.trainers.online.ending import Disk, Ending
 from dynamiccl_ray.trainers.online.recorder import Recorder
@@ -41,6 +41,8 @@ Progress = Callable[[dict[str, Any]], None]
 CHECKPOINT = "checkpoint.pt"
 CHECKPOINT_ROUNDS = 20
 CLAIM_ROUNDS = 3
+FOUND_S = 30.0
+"""Beside a job of which no rank appears for so long, a run gives up."""
 HANDOVER_S = 5.0
 """A control plane that was told to end takes so long to let go of its ranks."""
 RELEASE_S = 10.0
@@ -108,6 +110,7 @@ def run_online(
                 recorder.add(epoch)
                 observed.add(epoch)
 
+        found_by = time.monotonic() + FOUND_S
         # An interrupted run is one that was ended early: what it found out is kept.
         while not _over(experiment, status, events):
             with contextlib.suppress(KeyboardInterrupt), ending.interruptible():
@@ -115,6 +118,11 @@ def run_online(
             record()
             if ending.told:
                 break
+            if job is None and status.collectives == 0 and status.ranks == 0 and time.monotonic() > found_by:
+                raise RunError(
+                    f"no ranks of job {experiment.job!r} were found in {FOUND_S:.0f} s: {others(backend.jobs())}; name "
+                    'the job in the experiment (job: NAME) as in `eval "$(dynamiccl plugin env --job NAME)"`'
+                )
             events.exploited = events.exploited + 1 if status.phase == "exploit" else 0
             if job is not None and fabric is not None:
                 with _failures():

@@ -47,7 +47,7 @@ def test_a_running_job_is_found_tuned_and_outlived(tmp_path: Path, job: str) -> 
 
 def test_without_a_job_the_run_says_what_is_missing(tmp_path: Path, job: str) -> None:
     nothing = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
-    with pytest.raises(RunError, match=r"no segments of job.*plugin env"):
+    with pytest.raises(RunError, match=r"no ranks of job.*on this node \(there are .*plugin env"):
         run_online(nothing, tmp_path, serial=False)
     assert not ray.is_initialized(), "what was started is stopped"
 

@@ -26,6 +26,7 @@ from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.segments import segments
+from dynamiccl_ray.trainers.online import run as online
 from dynamiccl_ray.trainers.online.recorder import read_samples
 from dynamiccl_ray.trainers.online.run import run_online
 
@@ -112,6 +113,15 @@ def test_a_second_control_plane_is_refused_by_name(running: NcclJob, tmp_path: P
         run_online(_attached(job, rounds=2), tmp_path / "run", serial=True)
     for channel in held:
         channel.close()
+    _ends_well(running)
+
+
+def test_a_run_that_finds_no_rank_ends_and_names_the_jobs_that_are_there(
+    running: NcclJob, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "FOUND_S", 0.5)
+    with pytest.raises(RunError, match=rf"no ranks of job 'mistaken' were found in 0 s: there are jobs .*{job}"):
+        run_online(_attached("mistaken"), tmp_path / "run", serial=True)
     _ends_well(running)
 
 
