@@ -205,8 +205,8 @@ class RayBackend:
         slots = int(ray.cluster_resources().get(SLOT, 0))
         if not slots and not any(segments(plan.experiment.job)):
             raise RunError(
-                f"no ranks of job {plan.experiment.job!r} on this node ({others(jobs_here())}), and no node of Ray with "
-                f'the resource {SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See '
+                f"no ranks of job {plan.experiment.job!r} on this node ({others(jobs_here())}), and no Ray node "
+                f'with the resource {SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See '
                 f"`dynamiccl doctor`; for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
             )
         self._store = remote.KvStore()
