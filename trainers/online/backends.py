@@ -204,10 +204,11 @@ class RayBackend:
         self._plan = plan
         slots = int(ray.cluster_resources().get(SLOT, 0))
         if not slots and not any(segments(plan.experiment.job)):
+            found = others(jobs_here())
             raise RunError(
-                f"no ranks of job {plan.experiment.job!r} on this node ({others(jobs_here())}), and no Ray node "
-                f'with the resource {SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See '
-                f"`dynamiccl doctor`; for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
+                f"no ranks of job {plan.experiment.job!r} on this node ({found}), and no Ray node with the resource "
+                f'{SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See `dynamiccl '
+                f"doctor`; for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
             )
         self._store = remote.KvStore()
         if resume is not None:
