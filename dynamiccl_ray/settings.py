@@ -73,7 +73,7 @@ def read_yaml(path: Path, model: type[_Model], what: str, overrides: Sequence[st
 
     Raises ConfigError naming the file, the line, the field, the value and what is valid.
     """
-    node, raw = _parse(str(path), _read_text(path, what))
+    node, raw = _parse(str(path), read_text(path, what))
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: expected a mapping of settings, found {type(raw).__name__}")
     given = parse_overrides(overrides, lambda said, text: _parse(f"--set {short(said)}", text)[1])
@@ -107,7 +107,8 @@ def is_file(path: Path) -> bool:
         return False
 
 
-def _read_text(path: Path, what: str) -> str:
+def read_text(path: Path, what: str) -> str:
+    """A file of settings. Raises ConfigError for one that is too large, is not UTF-8, or cannot be read."""
     try:
         with path.open("rb") as file:
             # A device has no size, and no end.

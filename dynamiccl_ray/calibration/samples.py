@@ -1,6 +1,7 @@
 """Measured times of many machines, as calibration reads them: CSV tables and the logs of nccl-tests.
 
-A row says what was forced and what was left to NCCL; a machine is the rows of one file on one kind of hardware.
+A row says what was forced and what was left to NCCL. A machine is the rows of one CSV on one kind of hardware, or of
+all logs in one directory with one name of GPU: nccl-tests is run once for each setting.
 """
 
 from __future__ import annotations
@@ -114,8 +115,9 @@ class Library:
     """Why -> how many rows, or files, were left out."""
 
 
-def read_library(directory: Path) -> Library:
-    """All measurements under a directory: CSV files with ``COLUMNS`` and logs of nccl-tests.
+def read_library(directory: Path, name: str | None = None) -> Library:
+    """All measurements under a directory: CSV files with ``COLUMNS`` and logs of nccl-tests. ``name``: what the machine
+    is called whose logs are there, in place of their directory's name.
 
     Other files are passed over. Rows of collectives that NCCL's tuner never sees (all-to-all, send) and empty
     messages are counted and left out. Raises ConfigError, naming file, line, column, value and what is valid, for
@@ -126,8 +128,9 @@ def read_library(directory: Path) -> Library:
     rows: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
     skipped: Counter[str] = Counter()
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+        of = path.stem if path.suffix == ".csv" else name or path.resolve().parent.name
         for row in _rows(path, skipped):
-            rows.setdefault((path.stem, row.pop("gpu"), row.pop("intra"), row.pop("inter")), []).append(row)
+            rows.setdefault((of, row.pop("gpu"), row.pop("intra"), row.pop("inter")), []).append(row)
     if not rows:
         raise ConfigError(
             f"{directory} holds no measurements; expected CSV files with the columns {','.join(COLUMNS)}, or logs of "

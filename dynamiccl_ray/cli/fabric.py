@@ -17,6 +17,8 @@ from dynamiccl_ray.knobs import Collective
 if TYPE_CHECKING:
     from dynamiccl_ray.calibration.validate import Judged
 
+Name = Annotated[str | None, typer.Option(help="Of the machine whose logs these are; their directory's by default.")]
+
 fabric_app = typer.Typer(no_args_is_help=True, help="NCCL's cost model and the models of what really happens.")
 
 
@@ -92,6 +94,7 @@ def fabric_worth(as_json: AsJson = False) -> None:
 def fabric_calibrate(
     directory: Annotated[Path, typer.Argument(help="CSV tables of measurements, or logs of nccl-tests.")],
     out: Annotated[Path, typer.Option(help="YAML to write the machines' numbers to.")],
+    name: Name = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the physical model to measured times, machine by machine."""
@@ -99,7 +102,7 @@ def fabric_calibrate(
     from dynamiccl_ray.calibration.samples import read_library
     from dynamiccl_ray.calibration.validate import calibrate
 
-    library = read_library(directory)
+    library = read_library(directory, name)
     judged = _with_progress(calibrate(library.machines), len(library.machines), "calibrating")
     if not any(j.calibrated for j in judged):
         raise ConfigError(
@@ -120,6 +123,7 @@ def fabric_validate(
     params: Annotated[
         Path | None, typer.Option(help="What calibrate wrote; without, half of the rows are held out.")
     ] = None,
+    name: Name = None,
     plots: Annotated[Path | None, typer.Option(help="Directory for a PNG per machine.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,7 +132,7 @@ def fabric_validate(
     from dynamiccl_ray.calibration.samples import read_library
     from dynamiccl_ray.calibration.validate import validate, validate_halves
 
-    library = read_library(directory)
+    library = read_library(directory, name)
     results = validate(library.machines, read_parameters(params)) if params else validate_halves(library.machines)
     judged = _with_progress(results, len(library.machines), "validating")
     also = {}

@@ -6,16 +6,18 @@ The two halves are apart on purpose: ``belief`` is what NCCL's topology search w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.communicator import CommunicatorInfo, Graph
 from dynamiccl_ray.knobs import Algorithm
-from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_yaml
+from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_text, read_yaml
 
 IntraLink = Literal["nvlink", "pcie", "c2c"]
 InterLink = Literal["nvswitch", "ib", "roce", "efa", "slingshot", "tcp"]
@@ -257,6 +259,31 @@ class Cluster(Section):
         )
 
 
-def load_cluster(path: Path, overrides: Sequence[str] = ()) -> Cluster:
-    """Reads a cluster YAML, with ``overrides`` as in ``read_yaml``. Raises ConfigError."""
-    return read_yaml(path, Cluster, "cluster", overrides)
+class _Fitted(Section, extra="ignore"):
+    """What matters here of a machine that was calibrated; see ``calibration.calibrated``."""
+
+    name: str
+    cluster: Cluster
+
+
+class _Machines(Section, extra="ignore"):
+    machines: Annotated[tuple[_Fitted, ...], Field(min_length=1)]
+
+
+def load_cluster(path: Path, overrides: Sequence[str] = (), machine: str = "") -> Cluster:
+    """Reads a cluster YAML, with ``overrides`` as in ``read_yaml``, or one ``machine`` of what ``fabric calibrate``
+    wrote: the only one, if there is one. Raises ConfigError."""
+    if not machine and not _IS_PARAMETERS.search(read_text(path, "cluster")):
+        return read_yaml(path, Cluster, "cluster", overrides)
+    fitted = read_yaml(path, _Machines, "parameters").machines
+    chosen = [of for of in fitted if of.name == machine or not machine]
+    if len(chosen) != 1:
+        raise ConfigError(
+            f"{path} has the machines {', '.join(of.name for of in fitted)}; name one: {path}#{fitted[0].name}"
+        )
+    if overrides:
+        raise ConfigError(f"{path}: --set changes a cluster YAML; what was calibrated is as it was measured")
+    return chosen[0].cluster
+
+
+_IS_PARAMETERS: Final = re.compile(r"^machines:", re.MULTILINE)

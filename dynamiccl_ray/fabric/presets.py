@@ -24,15 +24,18 @@ def preset_names() -> list[str]:
 
 
 def find_cluster(name: str, overrides: Sequence[str] = ()) -> Cluster:
-    """The cluster of a preset, or of a YAML's path. Raises ConfigError for neither."""
-    return load_cluster(shipped.find("cluster", name), overrides)
+    """The cluster of a preset, of a YAML's path, or of a machine that was calibrated (``params.yaml#machine``). Raises
+    ConfigError for none of these."""
+    file, _, machine = name.partition("#")
+    return load_cluster(shipped.find("cluster", file), overrides, machine)
 
 
 def _named(given: Any, info: ValidationInfo) -> Any:
     """Anything but a name or a path is for Cluster to judge."""
     if not isinstance(given, str | Path):
         return given
-    return load_cluster(shipped.find("cluster", given, (info.context or {}).get(BESIDE, Path())))
+    file, _, machine = str(given).partition("#")
+    return load_cluster(shipped.find("cluster", file, (info.context or {}).get(BESIDE, Path())), machine=machine)
 
 
 class _OrName:
@@ -41,4 +44,5 @@ class _OrName:
 
 
 NamedCluster = Annotated[Cluster, BeforeValidator(_named), _OrName()]
-"""In a YAML: a preset's name, the path of a cluster YAML, relative to that file, or the settings, in place."""
+"""In a YAML: a preset's name, the path of a cluster YAML, relative to that file, a machine of what `fabric calibrate`
+wrote (params.yaml#machine), or the settings, in place."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rigged import machine, sweep, write
@@ -18,8 +19,10 @@ from dynamiccl_ray.calibration.model import variants_of
 from dynamiccl_ray.calibration.samples import Machine, read_library
 from dynamiccl_ray.calibration.template import Hardware
 from dynamiccl_ray.calibration.validate import held_out, judge, winner_regrets
+from dynamiccl_ray.config.experiment import EmulatedFabric, load
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.presets import find_cluster
 
 ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "dynamiccl_ray" / "data" / "measured"
@@ -112,6 +115,26 @@ def test_yaml_keeps_the_predictions(rigged: Machine, halved: Calibrated, tmp_pat
     read = read_parameters(tmp_path / "params.yaml").of(rigged)
     before = halved.corrected_us(rigged, halved.physics_us(rigged))
     np.testing.assert_allclose(read.corrected_us(rigged, read.physics_us(rigged)), before, rtol=1e-9)
+
+
+def test_a_calibrated_machine_is_a_cluster_by_name(halved: Calibrated, tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    write_parameters([halved], path)
+    assert find_cluster(str(path)) == halved.cluster
+    write_parameters([halved, halved.model_copy(update={"name": "twin"})], path)
+    assert find_cluster(f"{path}#twin") == halved.cluster
+    with pytest.raises(ConfigError, match=rf"has the machines {halved.name}, twin; name one: .*#{halved.name}"):
+        find_cluster(str(path))
+    with pytest.raises(ConfigError, match="has the machines"):
+        find_cluster(f"{path}#nobody")
+    with pytest.raises(ConfigError, match="--set changes a cluster YAML"):
+        find_cluster(f"{path}#twin", ["launch_us=1"])
+    experiment = {"kind": "emulated", "cluster": "params.yaml#twin", "nodes": 2}
+    experiment |= {"collectives": [{"collective": "all_reduce", "sizes_bytes": ["1MiB"]}]}
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump({"name": "x", "fabric": experiment, "stop": {"rounds": 1}}))
+    fabric = load(tmp_path / "x.yaml").fabric
+    assert isinstance(fabric, EmulatedFabric)
+    assert fabric.cluster == halved.cluster
 
 
 def test_an_unknown_machine_is_named(halved: Calibrated, tmp_path: Path) -> None:

@@ -93,12 +93,29 @@ def test_a_directory_without_measurements_says_what_is_needed(tmp_path: Path) ->
 def test_logs_of_nccl_tests_are_read(tmp_path: Path) -> None:
     (tmp_path / "mine.log").write_text(LOG)
     (read,) = read_library(tmp_path).machines
-    assert (read.gpu, read.name) == ("NVIDIA H100 80GB HBM3", "mine")
+    assert (read.gpu, read.name) == ("NVIDIA H100 80GB HBM3", tmp_path.name)
     assert read.nodes.tolist() == [2, 2]
     assert read.gpus_per_node.tolist() == [2, 2]
     assert read.nbytes.tolist() == [1024, 1048576]
     assert read.time_us.tolist() == [21.5, 88.13]
     assert read.settings.tolist() == ["ring/ll128"] * 2
+
+
+def test_logs_of_one_directory_are_one_machine_one_for_each_setting(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    alone = "\n".join(line for line in LOG.splitlines() if "node-b" not in line and "INFO" not in line) + "\n"
+    (tmp_path / "mine" / "default-1-node.log").write_text(alone)
+    (tmp_path / "mine" / "ring.log").write_text(LOG)
+    (tmp_path / "mine" / "tree.out").write_text(LOG.replace("to Ring", "to Tree"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ring.log").write_text(LOG)
+    mine, other = read_library(tmp_path).machines
+    assert (mine.name, other.name) == ("mine", "other")
+    assert set(mine.settings) == {"nccl", "ring/ll128", "tree/ll128"}
+    assert sorted(set(mine.nodes.tolist())) == [1, 2]
+    assert sorted(set(mine.source.tolist())) == ["default-1-node", "ring", "tree"]
+    (named,) = read_library(tmp_path / "mine", "h100-lab").machines
+    assert named.name == "h100-lab"
 
 
 def test_an_older_log_is_known_by_its_name(tmp_path: Path) -> None:
