@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit
+from dynamiccl_ray.errors import ConfigError
 
 Curriculum = Annotated[Path, typer.Argument(help="A curriculum YAML, or the name of one that is shipped.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the results; runs/NAME-TIME by default.")]
@@ -80,13 +81,18 @@ def _reached(entry: dict[str, Any]) -> str:
 
 
 def evaluate(
-    curriculum: Curriculum,
+    curriculum: Annotated[str | None, typer.Argument(help="A curriculum YAML, or the name of one that ships.")] = None,
     checkpoint: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
-            help="A policy that `dynamiccl train` wrote; repeated, further seeds to show how much they differ."
+            help="A policy that `dynamiccl train` wrote; repeated, further seeds to show how much they differ. By "
+            "default the one that ships."
         ),
-    ],
+    ] = None,
+    measured: Annotated[
+        Path | None,
+        typer.Option(help="Instead of a curriculum: a directory of CSV tables, or of logs of nccl-tests."),
+    ] = None,
     out: Out = None,
     scenarios: Annotated[int, typer.Option(min=1, help="Jobs in each modelled split.")] = 10,
     runs: Annotated[int, typer.Option(min=1, help="Independent runs of each job and method.")] = 5,
@@ -94,19 +100,28 @@ def evaluate(
     override: Set = None,
     as_json: AsJson = False,
 ) -> None:
-    """Judge a policy on every stage, on held-out clusters and on measured tables, beside all baselines."""
+    """Judge a policy on every stage, on held-out clusters and on measured tables, beside all baselines; or on your own
+    measurements."""
     from dynamiccl_ray.agent import policy
     from dynamiccl_ray.config.curriculum import load_curriculum
+    from dynamiccl_ray.config.experiment import DEFAULT_POLICY
     from dynamiccl_ray.evaluation.measures import Procedure
     from dynamiccl_ray.evaluation.samples import SampleFile
     from dynamiccl_ray.evaluation.suite import assess
     from dynamiccl_ray.report.evaluation import terminal_table, write_evaluation_report
     from dynamiccl_ray.shipped import find
 
-    lessons = load_curriculum(find("curriculum", curriculum), override or ())
+    checkpoint = checkpoint or [DEFAULT_POLICY]
     nets = [policy.load(path) for path in checkpoint]
-    directory = directory_for(out, f"{lessons.name}-evaluation")
     procedure = Procedure(learn=learn, runs=runs)
+    if (curriculum is None) == (measured is None):
+        raise ConfigError("evaluate: name either a curriculum, or with --measured a directory of measurements")
+    if measured is not None:
+        _on_measured(measured, nets, procedure, out, as_json)
+        return
+    assert curriculum is not None
+    lessons = load_curriculum(find("curriculum", curriculum), override or ())
+    directory = directory_for(out, f"{lessons.name}-evaluation")
     with console.status("starting") as status, SampleFile(directory / "samples.parquet", procedure) as samples:
         assessment = assess(
             lessons,
@@ -141,3 +156,50 @@ def evaluate(
         return
     Console().print(terminal_table(document))
     Console().print(f"report: {report}", highlight=False)
+
+
+def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, as_json: bool) -> None:
+    from rich.table import Table
+
+    from dynamiccl_ray.calibration.samples import read_library
+    from dynamiccl_ray.evaluation.suite import horizon_of
+    from dynamiccl_ray.evaluation.tables import judge_tables
+    from dynamiccl_ray.simulation.tables import LEAST_OPTIONS, tables
+
+    if len(nets) > 1:
+        raise ConfigError("--measured: one --checkpoint is judged at a time")
+    library = read_library(directory)
+    found, left_out = tables(library.machines, horizon=horizon_of(procedure))
+    if not found:
+        raise ConfigError(f"{directory}: no size has {LEAST_OPTIONS} measured options of one pair each")
+    with console.status("starting") as status:
+        document = judge_tables(found, nets[0], procedure, status.update)
+    document["left_out"] = left_out | dict(library.skipped)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "evaluation.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+    if as_json:
+        emit(document)
+        return
+    page = Table(title=f"regret on what was measured in {directory}")
+    for column in ("machine", "sizes", "options", "NCCL over best", "policy over best", "policy", "least of a rival"):
+        page.add_column(column, overflow="fold")
+    for row in document["tables"]:
+        rivals = {m: of for m, of in row["regret"].items() if m not in ("policy", "oracle")}
+        least = min(rivals, key=lambda m: rivals[m])
+        default = row["default_vs_oracle"]
+        page.add_row(
+            row["name"] + (", then another session" if row["sessions"] > 1 else ""),
+            str(row["sizes"]),
+            str(row["options"]),
+            "not measured" if default is None else f"{default:.3f}",
+            f"{row['geomean_vs_oracle']:.3f}",
+            f"{row['regret']['policy']:.2%}",
+            f"{rivals[least]:.2%} {least}",
+        )
+    Console().print(page)
+    median = document["median_regret"]
+    said = ", ".join(f"{m} {median[m]:.2%}" for m in sorted(median, key=lambda m: median[m]) if m != "oracle")
+    Console().print(f"median regret: {said}", highlight=False)
+    if (worst := document["worst_key_vs_default"]) is not None:
+        Console().print(f"worst size of the policy over NCCL's own choice: {worst:.3f}x", highlight=False)

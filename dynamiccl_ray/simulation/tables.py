@@ -1,0 +1,138 @@
+"""Scenarios from anybody's measurements: what a choice would have been worth on machines that were measured."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
+from dynamiccl_ray.agent.observation import Context
+from dynamiccl_ray.calibration.samples import COLLNET, FREE, Machine
+from dynamiccl_ray.calibration.template import Hardware
+from dynamiccl_ray.fabric.describe import topology_of
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
+from dynamiccl_ray.simulation.scenario import Scenario
+
+LEAST_OPTIONS: Final = 4
+"""Of a size, NCCL's own choice among them, for a choice to mean anything."""
+_SIGMA: Final = 0.02
+_Option = tuple[int, int]
+"""A pair and the index of a number of channels."""
+_Sizes = dict[int, dict[_Option, list[float]]]
+"""Bytes -> option -> times."""
+_OWN: Final[_Option] = (OWN_PAIR, 0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Table:
+    """One collective on one shape of a machine."""
+
+    name: str
+    scenario: Scenario
+    default_known: bool
+    """Whether NCCL's own choice was measured. Else its time is that of the median option, and says nothing."""
+    sessions: int
+    """Runs of the benchmark that follow each other as phases."""
+
+
+def tables(machines: Iterable[Machine], *, horizon: int) -> tuple[list[Table], dict[str, int]]:
+    """Every collective and shape with sizes of which ``LEAST_OPTIONS`` were measured; and why rows were left out.
+
+    Where two sources measured the same options, they become two phases: the second begins in the middle of ``horizon``
+    steps.
+    """
+    found, left_out = [], Counter[str]()
+    for machine in machines:
+        for at in _shapes(machine):
+            found += _tables(machine.where(at), horizon, left_out)
+    return found, dict(left_out)
+
+
+def _shapes(machine: Machine) -> Iterator[NDArray[np.bool_]]:
+    shapes = np.stack([machine.collective, machine.nodes, machine.gpus_per_node])
+    for shape in np.unique(shapes, axis=1).T:
+        yield (shapes == shape[:, None]).all(0)
+
+
+def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Table]:
+    by_source: dict[str, _Sizes] = {}
+    for i in range(len(machine)):
+        option = _option(machine, i)
+        if option is None:
+            left_out["settings that are not one pair, or channels that are never asked for"] += 1
+            continue
+        for source in (str(machine.source[i]), ""):
+            of_size = by_source.setdefault(source, {}).setdefault(int(machine.nbytes[i]), {})
+            of_size.setdefault(option, []).append(float(machine.time_us[i]))
+    every = by_source.pop("", {})
+    sessions = _sessions(by_source)
+    kept = sessions[0] if sessions else {size: of for size, of in every.items() if len(of) >= LEAST_OPTIONS}
+    left_out[f"sizes with fewer than {LEAST_OPTIONS} options"] += len(every.keys() - kept.keys())
+    if not kept:
+        return []
+    known = all(_OWN in of for of in kept.values())
+    phases = sessions or [kept]
+    collective, nodes = int(machine.collective[0]), int(machine.nodes[0])
+    sizes = np.array(sorted(kept), np.int64)
+    hardware = Hardware.of(machine)
+    cluster = hardware.cluster(hardware.start(), name=machine.name, gpus_per_node=int(machine.gpus_per_node[0]))
+    scenario = Scenario(
+        cluster=machine.name,
+        context=Context(topology=topology_of(cluster, nodes)),
+        collective=np.full(sizes.shape, collective, np.int64),
+        nbytes=sizes,
+        weight=np.ones(len(sizes)),
+        starts=np.array([0, horizon // 2][: len(phases)]),
+        times_us=np.stack([_times(of, sizes) for of in phases]),
+        cost=np.zeros((len(sizes), N_PAIRS), np.float32),
+        own_pair=np.full(sizes.shape, OWN_PAIR, np.int64),
+        sigma=_SIGMA,
+    )
+    shape = f"{nodes}x{int(machine.gpus_per_node[0])}"
+    name = f"{machine.name}, {_NAMES[collective]}, {shape} GPUs"
+    return [Table(name=name, scenario=scenario, default_known=known, sessions=len(phases))]
+
+
+_NAMES: Final = ("broadcast", "reduce", "all-gather", "reduce-scatter", "all-reduce")
+
+
+def _option(machine: Machine, i: int) -> _Option | None:
+    algorithm, protocol, channels = (int(of[i]) for of in (machine.algorithm, machine.protocol, machine.channels))
+    if machine.tuner[i] or channels not in CHANNEL_VALUES:
+        return None
+    if algorithm == FREE and protocol == FREE:
+        return None if channels else _OWN
+    if algorithm in (FREE, COLLNET) or protocol == FREE:
+        return None
+    return 1 + N_PROTOCOLS * algorithm + protocol, CHANNEL_VALUES.index(channels)
+
+
+def _sessions(
+    by_source: dict[str, _Sizes],
+) -> list[_Sizes]:
+    """The first two sources that measured the same options of some sizes, cut down to these; empty without any."""
+    sources = sorted(by_source)
+    for i, first in enumerate(sources):
+        for second in sources[i + 1 :]:
+            a, b = by_source[first], by_source[second]
+            same = {size: a[size].keys() & b[size].keys() for size in a.keys() & b.keys()}
+            same = {size: options for size, options in same.items() if len(options) >= LEAST_OPTIONS}
+            if same:
+                return [{size: {o: of[size][o] for o in options} for size, options in same.items()} for of in (a, b)]
+    return []
+
+
+def _times(of: _Sizes, sizes: NDArray[np.int64]) -> NDArray[np.float32]:
+    """(K, N_PAIRS, N_CHANNELS, N_CHUNKS) medians."""
+    times = np.full((len(sizes), N_PAIRS, N_CHANNELS, N_CHUNKS), np.nan, np.float32)
+    for row, size in enumerate(sizes.tolist()):
+        for (pair, channels), measured in of[size].items():
+            times[row, pair, channels, 0] = np.median(measured)
+        if _OWN not in of[size]:
+            times[row, OWN_PAIR, 0, 0] = np.median([np.median(measured) for measured in of[size].values()])
+    return times
