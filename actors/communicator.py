@@ -203,5 +203,5 @@ class Communicator:
             table[key] = action
 
 
-_OF_MEMBER: Final = ("comm", "rank", "ranks", "nodes", "tuner_abi", "profiler_abi", "user_env")
+_OF_MEMBER: Final = ("comm", "rank", "ranks", "nodes", "tuner_abi", "profiler_abi", "user_env", "name")
 _DURABLE: Final = ("number", "version", "max_channels", "off", "switches", "unused", "last_dseq", "took_us", "own_us")

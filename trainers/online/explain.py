@@ -10,15 +10,10 @@ from rich.table import Table
 
 from dynamiccl_ray.actions import action_of
 from dynamiccl_ray.actors.communicator import Communicator
-from dynamiccl_ray.actors.coordinator import Coordinator
-from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.config.experiment import Online
-from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.control.loop import Loop, Phase
-from dynamiccl_ray.errors import ConfigError, short
 from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
-from dynamiccl_ray.trainers.online.run import read_checkpoint
+from dynamiccl_ray.trainers.online.left import left_coordinator
 
 
 def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
@@ -27,13 +22,7 @@ def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
     Ratios are measured times over NCCL's own choice, both since the last shift. Raises ConfigError if ``run`` is not
     a run.
     """
-    store, name = MemoryStore(), run.name
-    store.put(f"{name}/state", read_checkpoint(run)["coordinator"])
-    try:
-        experiment = Online.model_validate_json((run / "experiment.json").read_bytes())
-    except (OSError, ValueError) as e:
-        raise ConfigError(f"{run / 'experiment.json'}: not the experiment of a run: {short(str(e))}") from None
-    coordinator = Coordinator(Plan(run=name, experiment=experiment, topology={}), store)
+    coordinator = left_coordinator(run)
     comms = []
     for comm_id, comm in coordinator.comms.items():
         chosen = [at for at in np.argsort(comm.keys).tolist() if wanted in key_name(int(comm.keys[at]))]
