@@ -1,9 +1,10 @@
-"""The plugin's tuner interfaces as NCCL calls them, in this process."""
+"""Tuner plugins, ours by default, as NCCL calls them, in this process."""
 
 from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,10 @@ _CHUNK = (_I, _P, _I, _N, _I, _I, _I, ctypes.POINTER(_N))
 _PROFILER_INIT = (_I, ctypes.POINTER(_P), _U, _COUNT, ctypes.c_char_p, _I, _I, _I, _P)
 
 
-def _pointers(symbol: str, *types: tuple[Any, ...]) -> list[Any]:
-    """The functions of one of the plugin's structs, which begin behind its name."""
+def _pointers(library: Path, symbol: str, *types: tuple[Any, ...]) -> list[Any]:
+    """The functions of one of a plugin's structs, which begin behind its name."""
     n = 1 + len(types)
-    words = (_P * n).in_dll(ctypes.CDLL(str(plugin_path())), symbol)
+    words = (_P * n).in_dll(ctypes.CDLL(str(library)), symbol)
     return [ctypes.CFUNCTYPE(*of)(words[1 + i]) for i, of in enumerate(types)]
 
 
@@ -40,18 +41,21 @@ class Answer:
 class Tuner:
     """A communicator of ``ranks`` on ``nodes``, with a name where ``name`` is given: then there is a profiler, too."""
 
-    def __init__(self, version: int, ranks: int, nodes: int, *, name: str | None = None) -> None:
+    def __init__(
+        self, version: int, ranks: int, nodes: int, *, name: str | None = None, library: Path | None = None
+    ) -> None:
         self.version = version
         self.mask = _I(0)
         self._context, self._profiler = _P(), _P()
+        self._library = library or plugin_path()
         if name is not None:
-            (init,) = _pointers("ncclProfiler_v6", _PROFILER_INIT)
+            (init,) = _pointers(self._library, "ncclProfiler_v6", _PROFILER_INIT)
             assert init(self._profiler, 7, self.mask, name.encode(), nodes, ranks, 0, None) == 0
         init_type = _OLD_INIT if version < 5 else _NEW_INIT
         decide_type = _V2_DECIDE if version == 2 else _V3_DECIDE if version == 3 else _DECIDE
         more = (_CHUNK,) if version == 6 else ()
         init, self._decide, self._end, *chunk = _pointers(
-            f"ncclTunerPlugin_v{version}", init_type, decide_type, (_I, _P), *more
+            self._library, f"ncclTunerPlugin_v{version}", init_type, decide_type, (_I, _P), *more
         )
         self._chunk = chunk[0] if chunk else None
         if version < 5:
@@ -83,5 +87,5 @@ class Tuner:
     def close(self) -> None:
         assert self._end(self._context) == 0
         if self._profiler:
-            _, _, _, _, end = _pointers("ncclProfiler_v6", _PROFILER_INIT, (_I, _P), (_I, _P), (_I, _P), (_I, _P))
+            *_, end = _pointers(self._library, "ncclProfiler_v6", _PROFILER_INIT, *[(_I, _P)] * 4)
             assert end(self._profiler) == 0
