@@ -193,3 +193,12 @@ def test_the_last_bin_has_no_end() -> None:
 def test_more_than_the_plugin_reads_is_not_written() -> None:
     with pytest.raises(ConfigError, match="257 communicators"):
         text_of([block_of({}, f"n{i}") for i in range(257)])
+
+
+def test_the_documented_table_is_one(plugins: Parser, tmp_path: Path) -> None:
+    page = (NATIVE.parents[1] / "docs" / "static_tables.md").read_text()
+    example = page.split("    dynamiccl-table 1\n")[1].split("    end\n")[0]
+    text = "\n".join(line.removeprefix("    ") for line in ["    dynamiccl-table 1", *example.splitlines(), "end", ""])
+    check_same(plugins, text.encode(), tmp_path / "table")
+    (block,) = read_blocks(tmp_path / "table")
+    assert block.about == "64 ranks on 8 nodes, name dp"
