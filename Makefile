@@ -7,7 +7,7 @@ CC ?= gcc
 LIB ?= plugin_bridge/lib
 NATIVE := plugin_bridge/native
 CFLAGS := -std=c11 -O2 -g -Wall -Wextra -Werror
-PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c comm.c govern.c decide.c join.c calls.c coll_start.c children.c measure.c tuner.c profiler.c)
+PLUGIN_SRC := $(addprefix $(NATIVE)/,table.c segment.c static_table.c comm.c govern.c decide.c join.c calls.c coll_start.c children.c measure.c tuner.c profiler.c)
 READER_SRC := $(addprefix $(NATIVE)/,table.c reader.c inband.c boundary.c bench.c)
 JOB_SRC := $(wildcard plugin_bridge/job_host/*.c)
 BENCH_SRC := $(wildcard plugin_bridge/plugin_bench/*.c)

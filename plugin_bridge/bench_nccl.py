@@ -156,7 +156,8 @@ def _folder(build: RealNccl, *names: str) -> Path:
     raise RunError(f"NCCL {build.version} has no {names[0]}")
 
 
-def _csv_tuner(build: RealNccl) -> Path:
+def csv_tuner(build: RealNccl) -> Path:
+    """NVIDIA's example, from the tree of this NCCL. Raises RunError where it does not build."""
     source = _folder(build, "plugins/tuner/example", "ext-tuner/example")
     flags = ["-O2", "-w", "-fPIC", "-shared", f"-I{source / 'nccl'}", f"-I{build.headers}"]
     return _compile(["gcc", *flags, str(source / "plugin.c")], _plugins(build) / "libnccl-tuner-csv.so")
@@ -345,7 +346,7 @@ def bench_plugin_on_nccl(
     }
     left_out: dict[str, str] = {}
     theirs: tuple[tuple[str, str, Callable[[RealNccl], Path]], ...] = (
-        (CSV, "NCCL_TUNER_PLUGIN", _csv_tuner),
+        (CSV, "NCCL_TUNER_PLUGIN", csv_tuner),
         (INSPECTOR, "NCCL_PROFILER_PLUGIN", _inspector),
     )
     for setup, variable, make in theirs:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dynamiccl_ray.errors import ChannelError, RunError
+from dynamiccl_ray.errors import ChannelError, ConfigError, RunError
 from dynamiccl_ray.plugin_bridge import plugin_path
 from dynamiccl_ray.plugin_bridge.channel import Channel, Status
 from dynamiccl_ray.plugin_bridge.coverage import Coverage
 from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments, shm_dir
+from dynamiccl_ray.static.blocks import read_blocks, unsafe
 
 TUNER_VERSIONS = range(2, 7)
 PROFILER_VERSIONS = range(1, 7)
@@ -47,6 +48,15 @@ def plugin_variables(job: str) -> dict[str, str]:
     return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path, "DYNAMICCL_JOB_ID": job}
 
 
+def static_variables(table: Path) -> dict[str, str]:
+    """The same for a job that a static table decides for. Raises ConfigError for one that the plugin would refuse."""
+    read_blocks(table)
+    if problem := unsafe(table.absolute()):
+        raise ConfigError(f"{table}: {problem}")
+    path = str(require_plugin())
+    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path, "DYNAMICCL_TABLE": str(table.absolute())}
+
+
 def diagnose(*, fix: bool = False) -> list[Check]:
     """All checks, in the order in which a user should look at them. With ``fix``, stale segments are removed."""
     checks: list[Callable[[], Check]] = [
@@ -58,7 +68,24 @@ def diagnose(*, fix: bool = False) -> list[Check]:
         lambda: _segments(fix),
         _ray,
     ]
+    if os.environ.get("DYNAMICCL_TABLE"):
+        checks.append(_static_table)
     return [check() for check in checks] + _jobs()
+
+
+def _static_table() -> Check:
+    path = Path(os.environ["DYNAMICCL_TABLE"])
+    name, fix = "static table", "NCCL decides until it is mended; `dynamiccl table check` reads it as the plugin does"
+    try:
+        blocks = read_blocks(path)
+        problem = unsafe(path)
+    except ConfigError as e:
+        return Check(name=name, status="fail", found=str(e), fix=fix)
+    if problem:
+        return Check(name=name, status="fail", found=f"DYNAMICCL_TABLE={path}: {problem}", fix=fix)
+    found = "; ".join(f"{block.about}, digest {block.digest}" for block in blocks)
+    ignored = " (DYNAMICCL_JOB_ID is not looked at)" if os.environ.get("DYNAMICCL_JOB_ID") else ""
+    return Check(name=name, status="ok", found=f"{path} decides{ignored}: {found}")
 
 
 def _plugin() -> Check:

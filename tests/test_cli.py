@@ -10,7 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+
+from dynamiccl_ray.keys import key_name
+from dynamiccl_ray.static.blocks import entry_text, read_blocks
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,6 +105,19 @@ def test_a_serial_run_reports_explains_and_speaks_json(tmp_path: Path) -> None:
     table = _run("explain", str(run), "--key", "16KiB").stdout
     assert "in force" in table
     assert _run("explain", str(tmp_path)).returncode == 2
+    _exports(run, tmp_path, {k["key"]: k["in_force"] for k in keys})
+
+
+def _exports(run: Path, tmp_path: Path, in_force: dict[str, str]) -> None:
+    table = tmp_path / "table"
+    done = _run("export", str(run), "--all", "--out", str(table), "--json")
+    assert done.returncode == 0, done.stderr
+    (about,) = json.loads(done.stdout)["communicators"]
+    (block,) = read_blocks(table)
+    assert (block.ranks, block.nodes, block.name, block.digest) == (64, 8, "world", about["digest"])
+    said = {key_name(key): entry_text(block.entries[key]) for key in np.flatnonzero(block.entries["set"]).tolist()}
+    assert said == {key: action for key, action in in_force.items() if action != "nccl"}
+    assert said
 
 
 def test_plugin_path_and_env_name_what_is_there() -> None:

@@ -23,6 +23,7 @@ LAYERS = (
     ("fabric",),
     ("calibration", "workloads", "config"),
     ("control",),
+    ("static",),
     ("simulation",),
     ("baselines",),
     ("evaluation",),

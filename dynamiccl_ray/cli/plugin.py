@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,12 +47,15 @@ def plugin_path(as_json: AsJson = False) -> None:
 @plugin_app.command("env")
 def plugin_env(
     job: Annotated[str, typer.Option(help="Job id that the run will look for.")] = "default",
+    table: Annotated[
+        Path | None, typer.Option(help="Static table that decides, in place of a run; at the same path on every node.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """The variables to export in every training process: eval "$(dynamiccl plugin env --job NAME)"."""
-    from dynamiccl_ray.plugin_bridge.doctor import plugin_variables
+    from dynamiccl_ray.plugin_bridge.doctor import plugin_variables, static_variables
 
-    variables = plugin_variables(job)
+    variables = plugin_variables(job) if table is None else static_variables(table)
     if as_json:
         emit(variables)
     else:

@@ -10,6 +10,7 @@
 
 #include "govern.h"
 #include "segment.h"
+#include "static_table.h"
 
 #define MOST_LOOKS 2000 /* a millisecond each */
 
@@ -36,8 +37,10 @@ static struct comm *blank(void) {
         recycled = comm->next;
         struct slot *slots = comm->slots;
         uint64_t next_slot = comm->next_slot;
+        struct dcc_table *fixed = comm->fixed;
         memset((void *)comm, 0, sizeof *comm);
         comm->slots = slots;
+        comm->fixed = fixed;
         comm->next_slot = next_slot;
         atomic_store_explicit(&comm->retired, next_slot, memory_order_relaxed);
         return comm;
@@ -72,8 +75,20 @@ static void watch_forks(void) {
     pthread_atfork(NULL, NULL, in_child);
 }
 
-static struct comm *create(nccl_logger log) {
+/* Once per process and not through NCCL's log alone, which says nothing unless NCCL_DEBUG is set. */
+static void complain(const char *what) {
     static bool complained;
+    if (!complained)
+        fprintf(stderr, "TUNER/DynamICCL: %s\n", what);
+    complained = true;
+}
+
+static const char *static_path(void) {
+    const char *path = getenv("DYNAMICCL_TABLE");
+    return path && *path ? path : NULL;
+}
+
+static struct comm *create(nccl_logger log) {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, watch_forks);
     struct comm *comm = blank();
@@ -86,14 +101,13 @@ static struct comm *create(nccl_logger log) {
     atomic_store_explicit(&comm->profiling, true, memory_order_relaxed);
     comm->user_env = user_chose_algorithm();
     char error[512];
-    comm->seg = segment_create(comm->path, &comm->lock_fd, error);
+    comm->is_static = static_path() != NULL;
+    if (!comm->is_static)
+        comm->seg = segment_create(comm->path, &comm->lock_fd, error);
     if (comm->seg) {
         comm->seg->identity.user_env = comm->user_env;
-    } else {
-        /* Once per process and not through NCCL's log, which says nothing unless NCCL_DEBUG is set. */
-        if (!complained)
-            fprintf(stderr, "TUNER/DynamICCL: %s\n", error);
-        complained = true;
+    } else if (!comm->is_static) {
+        complain(error);
         LOG(comm, NCCL_LOG_INFO, "%s", error);
     }
     comm->next = comms;
@@ -115,6 +129,7 @@ struct comm *comm_attach_profiler(unsigned abi, enum children children, uint64_t
         comm->users = 1;
         comm->children = children;
         comm->id = id;
+        snprintf(comm->name, sizeof comm->name, "%s", name ? name : "");
         if (comm->seg) {
             struct dcc_identity *identity = &comm->seg->identity;
             atomic_store(&identity->profiler_abi, abi);
@@ -124,13 +139,47 @@ struct comm *comm_attach_profiler(unsigned abi, enum children children, uint64_t
                 atomic_store(&identity->nodes, (uint32_t)nodes);
                 atomic_store(&identity->rank, (uint32_t)rank);
                 atomic_store(&comm->rank_told, true);
-                snprintf(identity->comm_name, sizeof identity->comm_name, "%s", name ? name : "");
+                memcpy(identity->comm_name, comm->name, sizeof identity->comm_name);
             }
         }
         ready(comm);
     }
     pthread_mutex_unlock(&lock);
     return comm;
+}
+
+/* The block of DYNAMICCL_TABLE that is about this communicator. A table with a mistake anywhere is not used
+ * at all: half of one could be another half on another rank. */
+static void load_table(struct comm *comm, size_t ranks, size_t nodes) {
+    char error[STATIC_ERROR_BYTES];
+    const char *path = static_path(), *job = getenv("DYNAMICCL_JOB_ID");
+    if (!comm->fixed)
+        comm->fixed = malloc(sizeof *comm->fixed);
+    struct static_comm wanted = {ranks, nodes, comm->name};
+    enum static_result result = STATIC_REFUSED;
+    if (!path || !comm->fixed)
+        snprintf(error, sizeof error, "DYNAMICCL_TABLE: %s; NCCL's own choice is used",
+                 path ? "no memory" : "unset since the communicator began");
+    else
+        result = static_table_read(path, &wanted, comm->fixed, error);
+    if (result == STATIC_REFUSED) {
+        complain(error);
+        LOG(comm, NCCL_LOG_WARN, "%s", error);
+        return;
+    }
+    const char *name = *comm->name ? comm->name : "-";
+    if (result == STATIC_NO_BLOCK) {
+        LOG(comm, NCCL_LOG_INFO,
+            "static table %s has no block for %zu ranks on %zu nodes, name %s: NCCL's own choice", path,
+            ranks, nodes, name);
+    } else {
+        comm->table = comm->fixed;
+        LOG(comm, NCCL_LOG_INFO, "static table %s, digest %016llx, %zu ranks on %zu nodes, name %s", path,
+            (unsigned long long)comm->fixed->digest, ranks, nodes, name);
+    }
+    if (job && *job)
+        LOG(comm, NCCL_LOG_INFO, "DYNAMICCL_TABLE is set and wins over DYNAMICCL_JOB_ID=%.64s: no channel",
+            job);
 }
 
 /* NCCL initialises the profiler and the tuner of a communicator one after the other on one thread. Before
@@ -176,8 +225,11 @@ struct comm *comm_attach_tuner(unsigned abi, uint64_t id, size_t ranks, size_t n
                     "NCCL loaded the tuner but not the profiler, so nothing can be measured; set "
                     "NCCL_PROFILER_PLUGIN as `dynamiccl plugin env` prints it");
         }
+        if (comm->is_static)
+            load_table(comm, ranks, nodes);
         if (comm->user_env)
-            LOG(comm, NCCL_LOG_INFO, "NCCL_ALGO or NCCL_PROTO is set and wins: measuring only");
+            LOG(comm, NCCL_LOG_INFO, "NCCL_ALGO or NCCL_PROTO is set and wins: %s",
+                comm->is_static ? "the static table is not used" : "measuring only");
         ready(comm);
     }
     pthread_mutex_unlock(&lock);

@@ -65,7 +65,7 @@ struct claim {
 
 struct comm {
     /* Hardly ever written: what every thread looks at. */
-    _Alignas(64) struct dcc_segment *seg; /* NULL: no channel, everything passes through */
+    _Alignas(64) struct dcc_segment *seg; /* NULL: no channel */
     struct slot *slots;
     const struct dcc_table *table; /* NULL: pass through for `no_table_cause` */
     uint64_t table_word;           /* the word that `table` was checked for */
@@ -73,6 +73,7 @@ struct comm {
     enum children children;
     bool user_env;
     bool several_nodes;
+    bool is_static;         /* DYNAMICCL_TABLE decides: no channel, nothing is measured */
     _Atomic bool rank_told; /* the profiler has said which rank this is */
     _Atomic bool time_next; /* the next collective that starts is one of those that are timed */
     uint8_t chunk_funcs;    /* bit per collective whose row of `chunk` is not all 0 */
@@ -127,7 +128,9 @@ struct comm {
     pthread_t creator;
     nccl_logger log;
     char path[256];
-    int lock_fd; /* holds the lock that says that this process lives */
+    char name[DCC_NAME_BYTES]; /* as the profiler was told; empty without one */
+    struct dcc_table *fixed;   /* room for the static table; outlives the communicator, like the slots */
+    int lock_fd;               /* holds the lock that says that this process lives */
     struct comm *next;
 };
 
@@ -145,7 +148,8 @@ struct coll_event {
 extern char comm_ignored_event[1];
 
 /* Init and finalize: may allocate, lock and make system calls. They never return NULL for want of a channel:
- * a communicator without one passes everything through. NULL only when memory is exhausted. */
+ * a communicator without one passes everything through, or decides by the static table. NULL only when memory
+ * is exhausted. */
 struct comm *comm_attach_profiler(unsigned abi, enum children children, uint64_t id, const char *name,
                                   int nodes, int ranks, int rank, nccl_logger log);
 struct comm *comm_attach_tuner(unsigned abi, uint64_t id, size_t ranks, size_t nodes, nccl_logger log);

@@ -152,6 +152,36 @@ static inline bool apply(const struct comm *comm, const struct dcc_entry *entry,
     return true;
 }
 
+/* What the table says of a key, carried out where nothing speaks against it. Returns whether it was; what was
+ * asked for is in *made, and in *cause what spoke against it. */
+static inline __attribute__((always_inline)) bool look_up(const struct comm *comm, uint32_t key, float *cost,
+                                                          int algos, int protos, int *channels,
+                                                          struct dcc_record *made, enum dcc_cause *cause) {
+    made->asked_algo = made->asked_proto = 255;
+    made->asked_channels = 0;
+    made->asked_chunk_log2 = 0;
+    *cause = comm->no_table_cause;
+    const struct dcc_table *table = comm->table;
+    if (unlikely(!table))
+        return false;
+    struct dcc_entry entry;
+    memcpy(&entry, &table->entries[key], sizeof entry);
+    made->version = (uint32_t)table->version;
+    *cause = DCC_NO_ENTRY;
+    if (unlikely(entry.set != 1 || entry.path != 0))
+        return false;
+    made->asked_algo = entry.algo;
+    made->asked_proto = entry.proto;
+    made->asked_channels = entry.channels;
+    made->asked_chunk_log2 = entry.chunk_log2 <= DCC_MAX_CHUNK_LOG2 ? entry.chunk_log2 : 0;
+    *cause = DCC_USER_ENV;
+    if (unlikely(comm->user_env))
+        return false;
+    *cause = table->apply ? DCC_MASKED : DCC_SHADOW;
+    return table->apply && entry.channels <= table->max_channels && entry.channels <= COMM_CHANNELS &&
+           apply(comm, &entry, cost, algos, protos, channels);
+}
+
 /* The latest decision of a collective for a pair is what getChunkSize is about. A choice that is NCCL's own
  * may fall on any pair, so it forgets them all. */
 static inline void remember_chunk(struct comm *comm, unsigned func, const struct dcc_record *made) {
@@ -211,34 +241,11 @@ static inline __attribute__((always_inline)) bool decide(struct comm *comm, int 
     made->key = (uint16_t)key;
     made->flags = (uint8_t)(DCC_RECORD_DECIDED | (profiled ? 0 : DECISION_SPARED));
     made->func = (uint8_t)func;
-    made->asked_algo = made->asked_proto = 255;
-    made->asked_channels = 0;
-    made->asked_chunk_log2 = 0;
     made->reserved = 0;
     made->plan = load(&comm->group, relaxed); /* until it is joined with its profiler event */
 
-    enum dcc_cause cause = comm->no_table_cause;
-    const struct dcc_table *table = comm->table;
-    bool applied = false;
-    if (likely(table)) {
-        struct dcc_entry entry;
-        memcpy(&entry, &table->entries[key], sizeof entry);
-        made->version = (uint32_t)table->version;
-        cause = DCC_NO_ENTRY;
-        if (likely(entry.set == 1 && entry.path == 0)) {
-            made->asked_algo = entry.algo;
-            made->asked_proto = entry.proto;
-            made->asked_channels = entry.channels;
-            made->asked_chunk_log2 = entry.chunk_log2 <= DCC_MAX_CHUNK_LOG2 ? entry.chunk_log2 : 0;
-            cause = DCC_USER_ENV;
-            if (likely(!comm->user_env)) {
-                cause = table->apply ? DCC_MASKED : DCC_SHADOW;
-                applied = table->apply && entry.channels <= table->max_channels &&
-                          entry.channels <= COMM_CHANNELS &&
-                          apply(comm, &entry, cost, algos, protos, channels);
-            }
-        }
-    }
+    enum dcc_cause cause;
+    bool applied = look_up(comm, key, cost, algos, protos, channels, made, &cause);
     if (likely(applied)) {
         made->flags |= DCC_RECORD_APPLIED;
         count(&seg->plugin.applied, 1);
@@ -266,12 +273,27 @@ static __attribute__((noinline)) bool decide_timed(struct comm *comm, int func, 
     return held;
 }
 
+/* By a static table: nothing is counted, for nobody looks. */
+static __attribute__((noinline)) void decide_static(struct comm *comm, int func, size_t bytes, int pipe_ops,
+                                                    float *cost, int algos, int protos, int *channels) {
+    if ((unsigned)func >= DCC_FUNCS || !comm->table)
+        return;
+    struct dcc_record made;
+    enum dcc_cause cause;
+    uint32_t key = dcc_key((unsigned)func, bytes, pipe_ops);
+    made.flags = look_up(comm, key, cost, algos, protos, channels, &made, &cause) ? DCC_RECORD_APPLIED : 0;
+    remember_chunk(comm, (unsigned)func, &made);
+}
+
 int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cost, int algos, int protos,
                 int registered, int *channels) {
     (void)registered; /* can differ between ranks */
     struct comm *comm = context;
-    if (unlikely(!comm || !comm->seg))
+    if (unlikely(!comm || !comm->seg)) {
+        if (comm && comm->is_static)
+            decide_static(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
         return NCCL_SUCCESS;
+    }
     bool held = unlikely(comm->dseq % DCC_TIMED_ONE_IN == DCC_TIMED_ONE_IN / 2)
                     ? decide_timed(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels)
                     : decide(comm, func, bytes, pipe_ops, (float *)cost, algos, protos, channels);
@@ -282,7 +304,7 @@ int comm_decide(void *context, int func, size_t bytes, int pipe_ops, float **cos
 
 void comm_chunk_size(struct comm *comm, int func, int algo, int proto, size_t *chunk) {
     static const size_t grain[DCC_PROTOS] = {16, 1920, 512};
-    if (!comm->seg || (unsigned)func >= DCC_FUNCS || (unsigned)algo >= DCC_ALGOS ||
+    if ((!comm->seg && !comm->is_static) || (unsigned)func >= DCC_FUNCS || (unsigned)algo >= DCC_ALGOS ||
         (unsigned)proto >= DCC_PROTOS)
         return;
     /* Nothing here says which collective is being scheduled; a group decides all of its collectives before it

@@ -23,11 +23,12 @@ ROOT = HERE.parents[1]
 NATIVE = ROOT / "plugin_bridge" / "native"
 BUILD = ROOT / "build" / "fuzz"
 
-TARGETS = ("segment_open", "runner_words", "table", "records", "inband")
+TARGETS = ("segment_open", "runner_words", "table", "records", "inband", "static_table")
 SHARED = ("memory", "scribble", "nccl", "events", "file")
 # All of the plugin and of the reader, but for the creation of the file: see memory.h.
 SOURCES = (
-    *("table", "comm", "govern", "decide", "join", "calls", "coll_start", "children", "measure", "tuner", "profiler"),
+    *("table", "static_table", "comm", "govern", "decide", "join", "calls", "coll_start", "children", "measure"),
+    *("tuner", "profiler"),
     *("reader", "inband"),
 )
 # What would reach the kernel is answered by the targets: no execution makes a system call.

@@ -29,6 +29,7 @@ SUBJECTS = {
     "test_records": ("records", "what NCCL chose, times within 5 %; none that is wrong is believed"),
     "test_windows": ("windows", "all of a window is measured on all ranks, or nothing of it"),
     "test_tables": ("tables", "all ranks change to a table at the same call"),
+    "test_static": ("static", "a static table decides as the live one; NVIDIA's CSV tuner as our CSV says"),
     "test_ends": ("ends", "every order of destroy, finalize and abort, while records are read"),
     "test_online": ("online", "a job of several groups is learned, exploited, and learned anew after a shift"),
     "test_leaks": ("leaks", "100 communicators leave no memory, files or segments"),

@@ -10,14 +10,11 @@ from rich.table import Table
 
 from dynamiccl_ray.actions import action_of
 from dynamiccl_ray.actors.communicator import Communicator
-from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.agent.observation import decode, encode
-from dynamiccl_ray.config.experiment import recorded
-from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.control.loop import Loop, Phase
 from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
-from dynamiccl_ray.trainers.online.run import plan_of, read_checkpoint
+from dynamiccl_ray.trainers.online.left import left_coordinator
 
 
 def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
@@ -26,9 +23,7 @@ def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
     Ratios are measured times over NCCL's own choice, both since the last shift. Raises ConfigError if ``run`` is not
     a run.
     """
-    store, name = MemoryStore(), run.name
-    store.put(f"{name}/state", read_checkpoint(run)["coordinator"])
-    coordinator = Coordinator(plan_of(recorded(run / "experiment.json"), name), store)
+    coordinator = left_coordinator(run)
     comms = []
     for comm_id, comm in coordinator.comms.items():
         chosen = [at for at in np.argsort(comm.keys).tolist() if wanted in key_name(int(comm.keys[at]))]

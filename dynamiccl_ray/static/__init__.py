@@ -1,0 +1,1 @@
+"""What a run has learned as a file, for jobs that run without Ray and without a channel."""
