@@ -242,7 +242,7 @@ class Sweep(Section):
 
 
 METRICS: Final[Mapping[str, Mapping[str, Literal["min", "max"]]]] = {
-    "experiment": {"regret": "min", "vs_oracle": "min", "gain": "max"},
+    "experiment": {"lost": "min", "regret": "min", "vs_oracle": "min", "gain": "max"},
     "curriculum": {"held_out_regret": "min", "held_out_vs_oracle": "min", "vs_oracle": "min", "gap_closed": "max"},
 }
 """Kind of target -> metric -> which is better."""

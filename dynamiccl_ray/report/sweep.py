@@ -38,7 +38,7 @@ def write_sweep_report(result: Mapping[str, Any], command: str, out: Path) -> Pa
 def terminal_table(result: Mapping[str, Any]) -> Table:
     """A row for each trial, the best first."""
     keys = list(result["trials"][0]["params"])
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="trial 0 is the target as it is")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), caption="trial 0 begins with the target's own settings")
     for head in ("trial", *keys, result["metric"], "error", "state", "seconds"):
         table.add_column(head, justify="right")
     for trial in ranked(result):

@@ -14,7 +14,7 @@ from ray.tune import ResultGrid
 
 from dynamiccl_ray.config.sweep import METRICS, Sweep, Values
 from dynamiccl_ray.config.sweep_target import Target, best_yaml
-from dynamiccl_ray.trainers.sweep.trials import SEEDS
+from dynamiccl_ray.trainers.sweep.trials import SEEDS, number_of
 
 _CURVE: Final = "curve"
 _SURE: Final = 2.0
@@ -26,7 +26,7 @@ class Row:
     """A trial."""
 
     id: int
-    """0 is the target as it is."""
+    """0 has the target's own values, at least to begin with."""
     values: Values
     status: str
     """``done``; ``stopped`` by the scheduler or the limit; ``failed``; ``unfinished``."""
@@ -41,8 +41,9 @@ class Row:
 
 
 def rows_of(sweep: Sweep, grid: ResultGrid) -> list[Row]:
-    """The trials, in the order in which they began."""
-    return [_row(sweep, number, result) for number, result in enumerate(grid)]
+    """The trials, in the order in which they were made."""
+    rows = [_row(sweep, number_of(Path(result.path).name, result.config), result) for result in grid]
+    return sorted(rows, key=lambda row: row.id)
 
 
 def _row(sweep: Sweep, number: int, result: Any) -> Row:
@@ -104,9 +105,14 @@ def compared(sweep: Sweep, target: Target, default: Row, best: Row) -> dict[str,
     }
 
 
-def document(sweep: Sweep, target: Target, rows: Sequence[Row], best: Row, again: Sequence[Row]) -> dict[str, Any]:
-    """What results.json holds: JSON."""
+def document(
+    sweep: Sweep, target: Target, default: Values, rows: Sequence[Row], best: Row, again: Sequence[Row]
+) -> dict[str, Any]:
+    """What results.json holds: JSON. ``default`` has the target's own values; ``again``, that trial and the best once
+    more."""
     first = rows[0]
+    # Population based training may have changed it.
+    comparable = first.status == "done" and first.values == default
     whole = len(again) == 2 and all(row.status == "done" for row in again)
     return {
         "name": sweep.name,
@@ -130,7 +136,7 @@ def document(sweep: Sweep, target: Target, rows: Sequence[Row], best: Row, again
             for row in rows
         ],
         "best": {"id": best.id, "params": best.values, "metric": best.metrics[sweep.metric]},
-        "compared": compared(sweep, target, first, best) if first.status == "done" else None,
+        "compared": compared(sweep, target, first, best) if comparable else None,
         "confirmed": compared(sweep, target, again[0], again[1]) if whole else None,
     }
 

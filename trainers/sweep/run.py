@@ -72,7 +72,7 @@ def run_sweep(sweep: Sweep, target: Target, out: Path, console: Console) -> dict
     finally:
         if started:
             ray.shutdown()
-    result = document(sweep, target, rows, best, again)
+    result = document(sweep, target, default, rows, best, again)
     (out / "results.json").write_text(json.dumps(result, indent=1, allow_nan=False) + "\n")
     return result
 

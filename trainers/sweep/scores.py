@@ -29,9 +29,9 @@ def score_run(summary: Mapping[str, Any], directory: Path) -> dict[str, Any]:
 
     ``vs_oracle``: time of what was in force over the best's, without noise, a geometric mean over keys and the
     stretches between events. ``gain``: NCCL's own time over it, less 1. ``regret``: the mean over all measured
-    collectives of time over the best's, less 1, so that exploring counts. ``curve``: [collective, regret so far] pairs,
-    where the regret is divided by all collectives; its end is ``regret``. Raises RunError where a stretch was over
-    before anything was used.
+    collectives of time over the best's, less 1, so that exploring counts. ``lost``: their sum over the number of keys,
+    which a longer run does not make smaller. ``curve``: [collective, regret so far] pairs, where the regret is divided
+    by all collectives; its end is ``regret``. Raises RunError where a stretch was over before anything was used.
     """
     stretches = [summary, *summary["after"]]
     ratios = [stretch["geomean_vs_oracle"] for stretch in stretches]
@@ -43,7 +43,9 @@ def score_run(summary: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     lost = regrets(summary, read_samples(directory))
     so_far = np.cumsum(lost) / len(lost)
     at = np.unique(np.linspace(0, len(lost) - 1, _POINTS).astype(int))
+    keys = len({(row["comm"], row["key"]) for row in summary["keys"] if row["oracle_us"] is not None})
     return {
+        "lost": float(lost.sum() / keys),
         "regret": float(lost.mean()),
         "vs_oracle": float(np.exp(learned_us.mean())),
         "gain": float(np.exp((default - learned_us).mean()) - 1),

@@ -10,6 +10,7 @@ from ray.tune.search import Searcher
 
 from dynamiccl_ray.config.sweep import Space, Sweep, Values
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.trainers.sweep.trials import NUMBER
 
 
 def optuna_search(sweep: Sweep, default: Values, mode: str) -> Searcher:
@@ -43,6 +44,7 @@ class DefaultFirst(Searcher):  # type: ignore[misc]
         super().__init__(metric=then.metric, mode=then.mode)
         self._default, self._then = default, then
         self._first: str | None = None
+        self._suggested = 0
 
     def set_search_properties(self, *_: Any, **__: Any) -> bool:
         # The space and the metric are known.
@@ -51,8 +53,9 @@ class DefaultFirst(Searcher):  # type: ignore[misc]
     def suggest(self, trial_id: str) -> dict[str, Any] | None:
         if self._first is None:
             self._first = trial_id
-            return {"values": self._default}
-        return {"values": self._then.suggest(trial_id)}
+            return {"values": self._default, NUMBER: 0}
+        self._suggested += 1
+        return {"values": self._then.suggest(trial_id), NUMBER: self._suggested}
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         if trial_id != self._first:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,8 @@ from dynamiccl_ray.trainers.sweep.scores import held_out_scenarios, mean_of, sco
 SCORE: Final = "score.json"
 SEEDS: Final = "by_seed"
 """Of a result: the scores of each seed."""
+NUMBER: Final = "number"
+"""Of a trial that a searcher has suggested, in its config."""
 _STATE: Final = "sweep.json"
 
 
@@ -118,6 +121,12 @@ class CurriculumTrial(_Trial):
 
 TRIALS: Final[dict[str, type[_Trial]]] = {"experiment": OnlineTrial, "curriculum": CurriculumTrial}
 """By the kind of target."""
+
+
+def number_of(trial_id: str, config: Mapping[str, Any]) -> int:
+    """Of a trial, from 0, in the order in which they were made; Tune's own order changes where a sweep goes on."""
+    # What a searcher suggests has an id without a number in it.
+    return int(config[NUMBER]) if NUMBER in config else int(trial_id.rpartition("_")[2])
 
 
 def digest(what: Any) -> str:

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from dynamiccl_ray.config.sweep import Sweep
 from dynamiccl_ray.report.sweep import value_name
+from dynamiccl_ray.trainers.sweep.trials import number_of
 
 _STATES = {"RUNNING": "running", "PENDING": "waiting", "PAUSED": "waiting", "TERMINATED": "over", "ERROR": "failed"}
 
@@ -46,7 +47,7 @@ class Watch:
         if self._live is not None:
             self._live.update(self._table(trials))
         elif news is not None:
-            number, metric = trials.index(trial), trial.last_result.get(self._sweep.metric)
+            number, metric = number_of(trial.trial_id, trial.config), trial.last_result.get(self._sweep.metric)
             reached = "" if metric is None else f", {self._sweep.metric} {metric:.5g}"
             words = f"trial {number} {news}: {_settings(trial)}{reached}"
             self._console.print(f"[{time.monotonic() - self._started:6.1f} s] {words}", highlight=False, soft_wrap=True)
@@ -55,7 +56,7 @@ class Watch:
         table = Table(title=self._what, title_justify="left")
         for head in ("trial", "state", *self._sweep.space, "reports", self._sweep.metric, "seconds"):
             table.add_column(head)
-        for number, trial in enumerate(trials):
+        for number, trial in _numbered(trials):
             result = trial.last_result or {}
             metric = result.get(self._sweep.metric)
             table.add_row(
@@ -98,3 +99,7 @@ def _settings(trial: Any) -> str:
 def callback() -> Callback:
     """For Tune, which then tells whichever ``Watch`` is on."""
     return _Told()
+
+
+def _numbered(trials: Sequence[Any]) -> list[tuple[int, Any]]:
+    return sorted(((number_of(trial.trial_id, trial.config), trial) for trial in trials), key=lambda pair: pair[0])

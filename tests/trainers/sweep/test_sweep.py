@@ -33,7 +33,7 @@ PLAYED: dict[str, Any] = {
     "of": "p5en-warm",
     "set": {"fabric.processes": {"nodes": 1, "ranks_per_node": 2}, "stop.exploit_rounds_after_last_event": 1},
     "space": {"control.learning.draws": [4, 12, 20], "control.learning.compares": [4]},
-    "metric": "regret",
+    "metric": "lost",
     "seeds": [0, 1],
     "concurrent": 1,
 }
@@ -83,7 +83,9 @@ def test_every_trial_of_a_sweep_of_played_jobs_has_its_score(played: tuple[Path,
     assert [trial["params"]["control.learning.draws"] for trial in trials] == [96, 4, 12, 20]
     assert [len(list(out.glob("trials/*-seed-*/score.json")))] == [8]
     for trial in trials:
-        assert 0 < trial["metric"] < 0.2
+        # 35 sizes: what is lost of each is the mean over its collectives.
+        assert trial["metric"] == pytest.approx(_collectives(trial) / 35 * trial["metrics"]["regret"], rel=0.1)
+        assert 0 < trial["metrics"]["regret"] < 0.2
         assert trial["metrics"]["gain"] > 0.05
         assert len(trial["curve"]) > 10
     best = min(trials, key=lambda trial: trial["metric"])
@@ -92,11 +94,16 @@ def test_every_trial_of_a_sweep_of_played_jobs_has_its_score(played: tuple[Path,
     assert not [path for path in segments() if "sweep" in path.name], "a rank process outlived its trial"
 
 
+def _collectives(trial: dict[str, Any]) -> float:
+    """Of a run, as a mean over its seeds."""
+    return float(trial["metrics"]["collectives"])
+
+
 def test_the_results_are_written_as_a_table_a_page_and_an_experiment(played: tuple[Path, dict[str, Any]]) -> None:
     out, result = played
     with (out / "results.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["regret"]) for row in rows] == [trial["metric"] for trial in result["trials"]]
+    assert [float(row["lost"]) for row in rows] == [trial["metric"] for trial in result["trials"]]
     assert json.loads((out / "results.json").read_text()) == result
     best = load(out / "best.yaml")
     assert best.control.learning.draws == result["best"]["params"]["control.learning.draws"]
@@ -139,6 +146,8 @@ def test_a_killed_sweep_goes_on_and_repeats_no_trial_that_was_done(tmp_path: Pat
     assert again.returncode == 0, again.stderr
     result = json.loads(again.stdout)
     assert [trial["status"] for trial in result["trials"]] == ["done"] * 4
+    # Tune puts first what it has to run again.
+    assert [trial["params"]["control.learning.draws"] for trial in result["trials"]] == [96, 4, 12, 20]
     assert {score: score.stat().st_mtime_ns for score in done} == done
     assert {*re.findall(r"trial (\d) starts", again.stderr)} == {"2", "3"}
 

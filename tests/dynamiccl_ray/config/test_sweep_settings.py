@@ -83,7 +83,7 @@ def test_random_values_lie_in_their_ranges_and_are_the_same_for_a_seed(tmp_path:
         ({"of": "nccl"}, "is beside a real job"),
         ({"set": {"mode": "observe"}}, "trials need mode: active"),
         ({"metric": "regert"}, "did you mean 'regret'"),
-        ({"metric": "gap_closed"}, "of an experiment it must be one of regret, vs_oracle, gain"),
+        ({"metric": "gap_closed"}, "of an experiment it must be one of lost, regret, vs_oracle, gain"),
         ({"scheduler": "asha"}, "needs reports while a trial runs"),
         ({"scheduler": "ashb"}, "did you mean 'asha'"),
         ({"scheduler": {"kind": "none", "grace": 2}}, "unknown key 'scheduler.grace'"),
