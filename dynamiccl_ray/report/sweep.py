@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -13,6 +12,7 @@ from rich.table import Table
 
 from dynamiccl_ray.figures import inlined
 from dynamiccl_ray.report.page import page_environment
+from dynamiccl_ray.report.values import number, value_name
 
 
 def write_sweep_report(result: Mapping[str, Any], command: str, out: Path) -> Path:
@@ -95,18 +95,3 @@ def _verdict(compared: Mapping[str, Any]) -> str:
     sure = "beyond noise" if compared["beyond_noise"] else "not beyond noise"
     word = "better" if by >= 0 else "worse"
     return f"It is {word} by {number(abs(by))}, with a standard error of {number(error)} over {seeds} seeds: {sure}."
-
-
-def number(x: float | None) -> str:
-    """Four significant digits."""
-    return "-" if x is None else f"{x:.4g}"
-
-
-def value_name(value: Any) -> str:
-    """A value of a setting, short."""
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, dict) and "name" in value:
-        return str(value["name"])
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= 24 else f"{text[:23]}\u2026"

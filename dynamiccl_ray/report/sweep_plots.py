@@ -13,7 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from dynamiccl_ray.figures import png, style
-from dynamiccl_ray.report.sweep import value_name
+from dynamiccl_ray.report.values import value_name
 
 _DEFAULT: Final = "#D55E00"
 _WIDE: Final = 20.0

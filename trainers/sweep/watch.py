@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 
 from dynamiccl_ray.config.sweep import Sweep
-from dynamiccl_ray.report.sweep import value_name
+from dynamiccl_ray.report.values import value_name
 from dynamiccl_ray.trainers.sweep.trials import number_of
 
 _STATES = {"RUNNING": "running", "PENDING": "waiting", "PAUSED": "waiting", "TERMINATED": "over", "ERROR": "failed"}
