@@ -11,7 +11,13 @@ from dynamiccl_ray.settings import exists
 _PACKAGE: Final = Path(__file__).parent
 # An installed package carries a copy (setup.py); a checkout has the files themselves.
 _ROOT: Final = next(d for d in (_PACKAGE / "data" / "experiments", _PACKAGE.parent / "experiments") if d.is_dir())
-FOLDERS: Final = {"experiment": "online", "curriculum": "curricula", "cluster": "clusters", "workload": "workloads"}
+FOLDERS: Final = {
+    "experiment": "online",
+    "curriculum": "curricula",
+    "sweep": "sweeps",
+    "cluster": "clusters",
+    "workload": "workloads",
+}
 """Of each kind, below ``experiments``."""
 _MODELINE: Final = "# yaml-language-server:"
 

@@ -15,6 +15,7 @@ from dynamiccl_ray.cli.app import main
 from dynamiccl_ray.cli.files import Kind, schema_of
 from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import load
+from dynamiccl_ray.config.sweep import load_sweep
 from dynamiccl_ray.fabric.cluster_config import load_cluster
 from dynamiccl_ray.shipped import find, folder, names
 from dynamiccl_ray.workloads.workload import load_workload
@@ -24,6 +25,7 @@ PUBLISHED = ROOT / "dynamiccl_ray" / "data" / "schema"
 LOADERS = {
     Kind.EXPERIMENT: load,
     Kind.CURRICULUM: load_curriculum,
+    Kind.SWEEP: load_sweep,
     Kind.CLUSTER: load_cluster,
     Kind.WORKLOAD: load_workload,
 }

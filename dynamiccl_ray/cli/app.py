@@ -24,6 +24,7 @@ from dynamiccl_ray.cli.online import demo, explain, online, release
 from dynamiccl_ray.cli.output import console
 from dynamiccl_ray.cli.plugin import doctor, plugin_app
 from dynamiccl_ray.cli.static import export, merge, table_app
+from dynamiccl_ray.cli.sweep import sweep
 from dynamiccl_ray.cli.workload import workload_app
 from dynamiccl_ray.errors import DynamicclError
 from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals_alone
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _RUNS = (online, status, top, mode, off, rollback, canary, release, explain)
-for command in (demo, init, *_RUNS, export, merge, doctor, train, evaluate, schema):
+for command in (demo, init, *_RUNS, export, merge, doctor, train, evaluate, sweep, schema):
     app.command()(command)
 app.command("list")(list_shipped)
 for name, commands in (

@@ -22,6 +22,7 @@ class Kind(Enum):
 
     EXPERIMENT = "experiment"
     CURRICULUM = "curriculum"
+    SWEEP = "sweep"
     CLUSTER = "cluster"
     WORKLOAD = "workload"
 
@@ -29,6 +30,7 @@ class Kind(Enum):
 _MODELS: Final = {
     Kind.EXPERIMENT: "config.experiment:Online",
     Kind.CURRICULUM: "config.curriculum:Curriculum",
+    Kind.SWEEP: "config.sweep:Sweep",
     Kind.CLUSTER: "fabric.cluster_config:Cluster",
     Kind.WORKLOAD: "workloads.workload:Workload",
 }
@@ -50,7 +52,7 @@ def schema(
 
 
 def list_shipped(as_json: AsJson = False) -> None:
-    """The experiments, curricula, clusters and workloads that come with the project; commands take their names."""
+    """The experiments, curricula, sweeps, clusters and workloads that are shipped; commands take their names."""
     from dynamiccl_ray.shipped import first_comment, folder, names
 
     found = {

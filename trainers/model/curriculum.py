@@ -227,13 +227,14 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
     def load_checkpoint(self, checkpoint: Any) -> None:
         self.restore_from(Path(checkpoint))
 
-    def restore_from(self, directory: Path) -> None:
-        """Goes on from a checkpoint. Raises ConfigError where it is missing or of another curriculum."""
+    def restore_from(self, directory: Path, *, same_settings: bool = True) -> None:
+        """Goes on from a checkpoint; without ``same_settings``, whatever its settings were. Raises
+        ConfigError where it is missing or of another curriculum."""
         path = directory / CHECKPOINT
         if not path.exists():
             raise ConfigError(f"{path} does not exist; --resume takes the directory of a run of `dynamiccl train`")
         state = checkpoint.read(path)
-        if state["curriculum"] != self._curriculum.model_dump(mode="json"):
+        if same_settings and state["curriculum"] != self._curriculum.model_dump(mode="json"):
             raise ConfigError(
                 f"{path} is of another curriculum, or of other settings; resume with the one it began with"
             )

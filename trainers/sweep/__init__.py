@@ -1,0 +1,1 @@
+"""Sweeps over experiments and curricula, on Ray Tune."""
