@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
@@ -389,12 +389,15 @@ class Loop:
         return np.asarray(allowed)
 
     def _untried(self, rows: Int64, allowed: Bool) -> Int64:
-        """(R,) see ``Due``: of the pairs, with NCCL's own channels and chunk, the one that NCCL believes in most."""
+        """(R,) see ``Due``: of the pairs, with NCCL's own channels and chunk if that may be, the one that NCCL believes
+        in most."""
         cost = self.keys.cost[rows]
-        worth = allowed[:, :, 0, 0] & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
+        worth = allowed.any((2, 3)) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
         worth[:, OWN_PAIR] = False
         pair = np.where(worth, cost, np.inf).argmin(-1)
-        return np.where(worth.any(-1), flat_action(pair, 0, 0), -1)
+        of_pair = allowed[np.arange(len(rows)), pair].reshape(len(rows), N_CHANNELS * N_CHUNKS)
+        channels, chunk = np.divmod(of_pair.argmax(-1), N_CHUNKS)
+        return np.where(worth.any(-1), flat_action(pair, channels, chunk), -1)
 
     def view(self, rows: Int64, allowed: Bool) -> KeyView:
         """What the policy sees of these keys (R,); see ``view.py``."""

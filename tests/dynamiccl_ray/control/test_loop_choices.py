@@ -166,6 +166,9 @@ def test_a_draw_that_would_repeat_what_is_known_goes_to_a_pair_that_nobody_has_t
     loop.shift(np.array([0]))
     observed(loop, [0] * 4, 3.0)
     assert loop.due().untried[0] == pair(3)
+    # A pair that may only run with channels of ours is tried with these.
+    loop.keys.channels[0, 3, :2] = False
+    assert loop.due().untried[0] == flat_action(3, 2, 0)
 
 
 def test_the_guardrail_is_for_one_chunk_and_masks_a_value_once_all_that_it_is_part_of_is_worse() -> None:

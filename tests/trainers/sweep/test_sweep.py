@@ -45,9 +45,10 @@ TAUGHT: dict[str, Any] = {
         "stages": [{"name": "only", **STAGE}],
         "held_out": [{"cluster": "l40s-pcie", "nodes": [1]}],
         "streams": {"pool": 6, "scenarios": 4, "keys": 4},
-        "control.learning": {"draws": 8, "sequence": 4},
+        "control.learning.draws": 8,
+        "control.learning.sequence": 4,
         "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 1},
-        "ppo": {"hidden": 16, "experts": 2, "minibatches": 2, "epochs": 1, "rounds": 8},
+        **{f"ppo.{k}": v for k, v in {"hidden": 16, "experts": 2, "minibatches": 2, "epochs": 1, "rounds": 8}.items()},
     },
     "space": {"reward.sm": {"choice": [0.0, 0.5]}, "control.guardrail.margin": {"uniform": [0.01, 0.1]}},
     "metric": "held_out_regret",
@@ -157,14 +158,20 @@ def test_a_killed_sweep_goes_on_and_repeats_no_trial_that_was_done(tmp_path: Pat
 @pytest.mark.parametrize(
     "change",
     [
-        {"scheduler": {"kind": "asha", "grace": 1, "reduction": 2}},
+        # The more collectives a draw takes, the more regret there is: what comes later is behind.
+        {
+            "scheduler": {"kind": "asha", "grace": 1, "reduction": 2},
+            "sampler": "grid",
+            "samples": None,
+            "space": {"control.learning.draw_samples": [4, 6, 8]},
+        },
         {"scheduler": {"kind": "pbt", "every": 1, "quantile": 0.5}, "space": {"ppo.lr": {"loguniform": [1e-4, 1e-1]}}},
         {"sampler": "optuna", "confirm": 2, "seeds": [0, 1]},
     ],
     ids=["asha", "pbt", "optuna"],
 )
 def test_sweeps_of_curricula_end_under_every_scheduler_and_sampler(tmp_path: Path, change: dict[str, Any]) -> None:
-    result = _run(tmp_path, {**TAUGHT, **change})
+    result = _run(tmp_path, {k: v for k, v in {**TAUGHT, **change}.items() if v is not None})
     trials = result["trials"]
     assert len(trials) == 4
     assert {trial["status"] for trial in trials} <= {"done", "stopped"}
