@@ -49,6 +49,8 @@ def start_ray(actors: int = 0) -> None:
                     "RAY_AUTH_TOKEN before Ray is imported, or use the command line, which does"
                 )
             ray.init(
+                # Ray would join whatever cluster was started on this machine, by whomever.
+                address="local",
                 num_cpus=max(actors, os.cpu_count() or 1),
                 include_dashboard=False,
                 logging_level=logging.ERROR,

@@ -11,7 +11,7 @@ from small import small_experiment
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING
 from dynamiccl_ray.trainers.online.backends import SerialBackend
 from dynamiccl_ray.trainers.online.recorder import read_samples
-from dynamiccl_ray.trainers.online.run import _job, _plan, _played, run_online
+from dynamiccl_ray.trainers.online.run import _job, _played, plan_of, run_online
 
 WINDOW = 256
 
@@ -59,7 +59,7 @@ def test_a_tiny_budget_makes_profiling_rare(tmp_path: Path, job: str) -> None:
     fabric = _played(experiment, lambda _: None)
     assert fabric is not None
     with _job(experiment, fabric, tmp_path) as played:
-        backend = SerialBackend(_plan(experiment, "r", fabric))
+        backend = SerialBackend(plan_of(experiment, "r", fabric))
         played.set_credit(FREE_RUNNING)
         try:
             deadline = time.monotonic() + 60
