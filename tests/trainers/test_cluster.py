@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -46,12 +47,14 @@ def test_what_the_environment_says_stands(monkeypatch: pytest.MonkeyPatch) -> No
     assert "RAY_AUTH_MODE" not in os.environ
 
 
-def test_a_cluster_that_somebody_else_has_started_here_is_not_joined(tmp_path: Path) -> None:
+def test_a_cluster_that_somebody_else_has_started_here_is_not_joined() -> None:
     """Nobody named it; Ray would find it in its own folder."""
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
     code = "from dynamiccl_ray.trainers.common import cluster\ncluster.start_ray()\n"
     code += "import ray\nprint(ray.nodes()[0]['Alive'])"
-    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    # Ray's sockets are below it, and their names may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="ray") as directory:
+        (Path(directory) / "ray").mkdir()
+        (Path(directory) / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
+        env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": directory}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True", done.stderr[-2000:]
