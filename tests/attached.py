@@ -30,7 +30,7 @@ def training(
     env_of: Sequence[Mapping[str, str]] = (),
 ) -> NcclJob:
     """Communicators of all ranks, in turn, ``rate_hz`` steps a second. The emulated NCCL tells communicators apart by
-    number, so that jobs of one name have ``comms`` of their own. ``env_of`` is added to the environment of each node."""
+    number, so that jobs of one name have ``comms`` of their own. ``env_of`` is for the ranks of each node."""
     cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": ranks_per_node})
     physics = Physics(cluster, nodes)
     program = Program(nodes=nodes, ranks_per_node=ranks_per_node, rate_hz=rate_hz)

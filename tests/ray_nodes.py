@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +34,9 @@ class RayNodes:
         for shm in (*self.shm, directory / "shm"):
             shm.mkdir(parents=True)
         self._head_port, self._dashboard = _free_port(), _free_port()
+        # Sockets live there, whose paths may have 107 bytes. A node of its own machine shares none with others, either;
+        # the working directory of a job is deleted by the first node on which it is over.
+        self._temp = Path(tempfile.mkdtemp(prefix="rn", dir="/tmp"))
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.env = {
             **os.environ,
@@ -39,7 +45,8 @@ class RayNodes:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_ADDRESS": f"127.0.0.1:{self._head_port}",
             "RAY_health_check_period_ms": "1000",
-            "RAY_health_check_failure_threshold": "3",
+            "RAY_health_check_failure_threshold": "5",
+            "RAY_raylet_start_wait_time_s": "60",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",
         }
@@ -78,7 +85,8 @@ class RayNodes:
         process.wait()
 
     def _start(self, name: str, shm: Path, *options: str) -> None:
-        said = (self.directory / f"{name}.log").open("ab")
+        log = self.directory / f"{name}.log"
+        said = log.open("wb")
         self._processes[name] = subprocess.Popen(
             [
                 *_RAY,
@@ -86,6 +94,7 @@ class RayNodes:
                 "--block",
                 "--node-ip-address=127.0.0.1",
                 f"--node-name={name}",
+                f"--temp-dir={self._temp / name}",
                 f"--dashboard-agent-listen-port={_free_port()}",
                 f"--metrics-export-port={_free_port()}",
                 "--object-store-memory=100000000",
@@ -96,6 +105,7 @@ class RayNodes:
             stderr=said,
             start_new_session=True,
         )
+        self.until(f"{name} is up", lambda: "Ray runtime started" in log.read_text())
 
     def ray(self, *args: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Ray's command line, as somebody with the token runs it anywhere."""
@@ -137,12 +147,11 @@ class RayNodes:
         for process in self._processes.values():
             process.send_signal(signal.SIGTERM)
         for process in self._processes.values():
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                pass
         for pid in below:
             _kill(pid)
+        shutil.rmtree(self._temp, ignore_errors=True)
 
 
 def _free_port() -> int:
@@ -162,7 +171,5 @@ def _below(pid: int) -> list[int]:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass

@@ -19,21 +19,21 @@ from dynamiccl_ray.cli.bench import bench_app
 from dynamiccl_ray.cli.fabric import fabric_app
 from dynamiccl_ray.cli.files import init, list_shipped, schema
 from dynamiccl_ray.cli.learning import evaluate, train
-from dynamiccl_ray.cli.live import canary, mode, off, rollback, status, top
+from dynamiccl_ray.cli.live import canary, mode, off, report, rollback, status, top
 from dynamiccl_ray.cli.online import demo, explain, online, release
 from dynamiccl_ray.cli.output import console
 from dynamiccl_ray.cli.plugin import doctor, plugin_app
 from dynamiccl_ray.cli.static import export, merge, table_app
 from dynamiccl_ray.cli.workload import workload_app
 from dynamiccl_ray.errors import DynamicclError
-from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals_alone
+from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals_alone, quieten_ray
 
 app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-_RUNS = (online, status, top, mode, off, rollback, canary, release, explain)
+_RUNS = (online, status, top, mode, off, rollback, canary, report, release, explain)
 for command in (demo, init, *_RUNS, export, merge, doctor, train, evaluate, schema):
     app.command()(command)
 app.command("list")(list_shipped)
@@ -66,6 +66,7 @@ def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2."""
     ask_for_a_token()
     leave_signals_alone()
+    quieten_ray()
     try:
         app()
     except SystemExit as e:

@@ -29,6 +29,7 @@ from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend, others
 from dynamiccl_ray.trainers.online.desk import Desk
 from dynamiccl_ray.trainers.online.ending import Disk, Ending
+from dynamiccl_ray.trainers.online.outputs import register
 from dynamiccl_ray.trainers.online.recorder import Recorder
 from dynamiccl_ray.trainers.online.summary import Recent, summarise
 
@@ -93,6 +94,7 @@ def run_online(
                 backend = SerialBackend(plan, advance=advance, resume=earlier)
             else:
                 backend = RayBackend(plan, resume=earlier)
+                register(experiment.job, directory)
             stack.callback(backend.close)
         ending.listen()
         stack.enter_context(Desk(experiment.job, backend.ask))
