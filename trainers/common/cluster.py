@@ -30,8 +30,9 @@ def leave_signals_alone() -> None:
 
 
 def quieten_ray() -> None:
-    """Ray warns of parts of itself that use others: nothing that a user could mend."""
-    logging.getLogger("ray._common.deprecation").setLevel(logging.ERROR)
+    """Ray warns of parts of itself that use others, and of its new defaults: nothing that a user could mend."""
+    for name in ("ray._common.deprecation", "ray.rllib.algorithms.algorithm_config"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def start_ray(actors: int = 0, *, log_to_driver: bool = True) -> None:

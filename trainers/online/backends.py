@@ -22,8 +22,7 @@ from dynamiccl_ray.actors.runner import Bystander
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.plugin_bridge.channel import owner_lives
-from dynamiccl_ray.plugin_bridge.segments import jobs_here, segments
+from dynamiccl_ray.plugin_bridge.segments import jobs_here, look_for, segments
 from dynamiccl_ray.trainers.common.cluster import require_room, start_ray
 from dynamiccl_ray.trainers.online.learning import ppo_config
 
@@ -154,7 +153,7 @@ class SerialBackend:
         return self._direct.ask(question)
 
     def found(self) -> tuple[bool, set[str]]:
-        return any(owner_lives(path) for path in segments(self._plan.experiment.job)), jobs_here()
+        return look_for(self._plan.experiment.job)
 
     def close(self) -> None:
         self._runner.stop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dynamiccl_ray.actors.rank_runner import RankRunner
-from dynamiccl_ray.plugin_bridge.channel import owner_lives
-from dynamiccl_ray.plugin_bridge.segments import jobs_here, segments
+from dynamiccl_ray.errors import short
+from dynamiccl_ray.plugin_bridge.segments import look_for
+
+log = logging.getLogger("dynamiccl.online")
 
 SLOT: Final = "dynamiccl"
 """Nodes of a cluster that run training processes are started with this Ray resource. Runs only look for it and take
@@ -43,7 +46,7 @@ def on_node(node: str) -> dict[str, Any]:
 
 def ask(node: str, job: str) -> Any:
     """A reference to whether a process of ``job`` lives on a node, and the ids of all jobs there."""
-    return ray.remote(_found).options(max_retries=0, **on_node(node)).remote(job)
+    return ray.remote(look_for).options(max_retries=0, **on_node(node)).remote(job)
 
 
 def ask_all(job: str) -> tuple[bool, set[str]]:
@@ -57,16 +60,13 @@ def ask_all(job: str) -> tuple[bool, set[str]]:
     return lives, jobs
 
 
-def _found(job: str) -> tuple[bool, set[str]]:
-    return any(owner_lives(path) for path in segments(job)), jobs_here()
-
-
 def _answer(reference: Any) -> tuple[bool, set[str]] | None:
-    """None from a node that is gone."""
+    """None from a node that is gone, or cannot answer."""
     try:
-        answer: tuple[bool, set[str]] = ray.get(reference, timeout=0)
+        answer: tuple[bool, set[str]] = ray.get(reference, timeout=ANSWER_S)
         return answer
-    except (RayError, GetTimeoutError):
+    except (RayError, GetTimeoutError) as e:
+        log.warning("a node does not say whether it has ranks: %s", short(str(e)))
         return None
 
 
