@@ -26,7 +26,7 @@ from dynamiccl_ray.cli.plugin import doctor, plugin_app
 from dynamiccl_ray.cli.static import export, merge, table_app
 from dynamiccl_ray.cli.workload import workload_app
 from dynamiccl_ray.errors import DynamicclError
-from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals_alone, quieten_ray
+from dynamiccl_ray.trainers.common.cluster import ask_for_a_token, leave_signals_alone
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,7 +66,6 @@ def main() -> None:
     """Entry point: users' mistakes end with one line and exit code 2."""
     ask_for_a_token()
     leave_signals_alone()
-    quieten_ray()
     try:
         app()
     except SystemExit as e:

@@ -29,12 +29,6 @@ def leave_signals_alone() -> None:
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
 
-def quieten_ray() -> None:
-    """Ray warns of parts of itself that use others, and of its new defaults: nothing that a user could mend."""
-    for name in ("ray._common.deprecation", "ray.rllib.algorithms.algorithm_config"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-
-
 def start_ray(actors: int = 0, *, log_to_driver: bool = True) -> None:
     """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one that has room
     for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError. What the cluster's

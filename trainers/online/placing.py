@@ -91,7 +91,7 @@ class Placing:
         self._algorithm: Final = algorithm
         self._job: Final = job
         self._per_node: Final = per_node
-        self._config: Final = ray.put(algorithm.config)
+        self._config: Final = algorithm.config
         self._asked: Final[dict[str, tuple[float, Any]]] = {}
         self._runners: Final[list[_Runner]] = []
         self._started = 0

@@ -52,7 +52,7 @@ def test_two_jobs_on_a_cluster_whose_nodes_go_and_come(tmp_path: Path, monkeypat
                 running.await_ranks()
             for job in ranks:
                 cluster.submit(job, sources, "online", f"{job}.yaml")
-            cluster.until("both jobs are served", all_served, 180.0)
+            cluster.until("both jobs are served", all_served, 240.0)
             cluster.until("both learn", lambda: all(status(job)["switches"] > 2 for job in ranks), 120.0)
 
             before = one.progress().min()
@@ -60,7 +60,7 @@ def test_two_jobs_on_a_cluster_whose_nodes_go_and_come(tmp_path: Path, monkeypat
             cluster.until("its ranks are missed", lambda: 0 < status("one")["ranks"] < ranks["one"])
             assert one.progress().min() > before, "training stood still"
             cluster.start(1)
-            cluster.until("both jobs are served again", all_served, 180.0)
+            cluster.until("both jobs are served again", all_served, 240.0)
 
             for running in (one, two):
                 running.stop()
