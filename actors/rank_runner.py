@@ -42,7 +42,6 @@ from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.plugin_bridge.layout import Prepared
-from dynamiccl_ray.plugin_bridge.segments import jobs_here
 
 log = logging.getLogger("dynamiccl.runner")
 
@@ -73,8 +72,8 @@ class RankEnv(TypedDict):
     advance: NotRequired[Callable[[], None]]
     """Lets a played job go on by one step and returns when it stands still: epochs then begin and end at the same call
     in every run, and a run can be repeated exactly."""
-    on_node: Callable[[], int]
-    """How many runners share the processes of a node, called on that node."""
+    per_node: int
+    """So many runners share the processes of a node."""
     phase_rounds: NotRequired[Callable[[], int]]
     """For the learner: rounds since the phase began."""
 
@@ -90,7 +89,7 @@ class RankRunner(PolicyRunner):
         self._job = self._experiment.job
         self._advance = env.get("advance")
         self._name = f"{os.uname().nodename}:{self.worker_index or 0}"
-        self._serving = Serving(self._job, env["on_node"]())
+        self._serving = Serving(self._job, env["per_node"])
         self._matching: dict[int, Matching] = {}
         self._collected: dict[int, list[Collectives]] = {}
         self._version: dict[int, int] = {}
@@ -103,8 +102,9 @@ class RankRunner(PolicyRunner):
         """A switch of this epoch was aborted: there is nothing to wait for before it is tried again."""
         sequence = self._experiment.control.learning.sequence
         self._drawer = Drawer(self.module.net, seed=self._experiment.seed, sequence=sequence)
-        index, share = self.share
-        self._streams = Streams(lambda key: key % share == index, sequence)
+        # Which one of how many runners this is in a round: they come and go.
+        self._share = (0, 1)
+        self._streams = Streams(lambda key: key % self._share[1] == self._share[0], sequence)
         # A driver that runs its ranks itself may be stopped, as with Ctrl-Z: no other actor waits for it.
         stopped_s = STOPPED_S if self.worker_index else None
         self._watchdog: Watchdog | None = None if self._advance else Watchdog(WATCHED_S, stopped_s)
@@ -118,8 +118,9 @@ class RankRunner(PolicyRunner):
         if self._watchdog is not None:
             self._watchdog.close()
 
-    def sample(self, **_: Any) -> list[SingleAgentEpisode]:
-        """One round: decision epochs until the coordinator ends it."""
+    def sample(self, *, share: tuple[int, int] = (0, 1), **_: Any) -> list[SingleAgentEpisode]:
+        """One round: decision epochs until the coordinator ends it. Returns the keys of share i of n."""
+        self._share = share
         self._renew()
         if not self._serving.ranks:
             time.sleep(IDLE_S)
@@ -151,10 +152,6 @@ class RankRunner(PolicyRunner):
                 self._renew()
                 context = self._join()
         return self._streams.episodes()
-
-    def jobs_here(self) -> set[str]:
-        """Job ids of the training processes on this node."""
-        return jobs_here()
 
     def activate(self, state: dict[str, Any]) -> float:
         """Takes weights, decides with them and waits until the new table is in force on this runner's ranks. Returns

@@ -22,6 +22,8 @@ NAMESPACE = "dynamiccl"
 REPORT_LIMIT_S = 60.0
 PROMISE_LIMIT_S = CoordinatorActor.PROMISE_WAIT_S + 1.0
 SETTLE_LIMIT_S = 1.0
+# A run that was told to end takes so long to let go of its ranks.
+HANDOVER_S = 5.0
 ASK_LIMIT_S = 10.0
 MEANWHILE_S = 0.25
 
@@ -62,8 +64,25 @@ def _run_of(job: str) -> str:
     return f"run-of-job/{job}"
 
 
+def _refuse_a_second(job: str) -> None:
+    """Two runs of one job would each wait for ranks that the other serves. Raises RunError where one goes on."""
+    deadline = time.monotonic() + HANDOVER_S
+    while (run := KvStore().get(_run_of(job))) is not None:
+        try:
+            ray.get_actor(f"coordinator-{run.decode()}", namespace=NAMESPACE)
+        except ValueError:
+            return
+        if time.monotonic() > deadline:
+            raise RunError(
+                f"job {job!r} has a run on this Ray cluster already ({run.decode()}); end it first, with `ray job "
+                "stop`, Ctrl-C or SIGTERM: it gives the ranks back"
+            )
+        time.sleep(0.1)
+
+
 def start_coordinator(plan: Plan, actor: type[CoordinatorActor] = CoordinatorActor) -> Any:
     """Starts the coordinator of a run as a named actor that Ray restarts as often as needed."""
+    _refuse_a_second(plan.experiment.job)
     KvStore().put(_run_of(plan.experiment.job), plan.run.encode())
     return (
         ray.remote(actor)
@@ -132,12 +151,6 @@ class RemoteCoordination:
             return context
         except (GetTimeoutError, RayActorError) as e:
             raise RunError(f"the coordinator of run {self._run} has not answered for {REPORT_LIMIT_S:.0f} s") from e
-
-
-def on_this_node(resource: str) -> int:
-    """How much of a Ray resource the node of this process has."""
-    mine = ray.get_runtime_context().get_node_id()
-    return sum(int(node["Resources"].get(resource, 0)) for node in ray.nodes() if node["NodeID"] == mine)
 
 
 def remote_coordination(run: str) -> Callable[[], Coordination]:

@@ -44,6 +44,11 @@ def jobs_here() -> set[str]:
     return jobs
 
 
+def look_for(job: str) -> tuple[bool, set[str]]:
+    """Whether a training process of ``job`` lives on this machine, and the ids of all jobs here."""
+    return any(owner_lives(path) for path in segments(job)), jobs_here()
+
+
 def claimed_by(path: Path) -> int | None:
     """The process that has claimed a segment; None for nobody, and for what is no segment of ours."""
     try:

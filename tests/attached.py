@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,10 @@ def training(
     comms: Sequence[int] = (0, 1),
     sizes: Sequence[int] = (1 << 14, 1 << 18, 1 << 22),
     rate_hz: float = 1000.0,
+    env_of: Sequence[Mapping[str, str]] = (),
 ) -> NcclJob:
     """Communicators of all ranks, in turn, ``rate_hz`` steps a second. The emulated NCCL tells communicators apart by
-    number, so that jobs of one name have ``comms`` of their own."""
+    number, so that jobs of one name have ``comms`` of their own. ``env_of`` is for the ranks of each node."""
     cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": ranks_per_node})
     physics = Physics(cluster, nodes)
     program = Program(nodes=nodes, ranks_per_node=ranks_per_node, rate_hz=rate_hz)
@@ -53,4 +54,4 @@ def training(
     write_constants(directory / "constants", constants)
     env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": str(ranks_per_node), **plugin_env(job)}
     library = native_dir() / "libnccl-emulated.so"
-    return NcclJob(program, library=library, directory=directory, times=times, env=env)
+    return NcclJob(program, library=library, directory=directory, times=times, env=env, env_of=env_of)

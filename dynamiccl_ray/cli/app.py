@@ -19,7 +19,7 @@ from dynamiccl_ray.cli.bench import bench_app
 from dynamiccl_ray.cli.fabric import fabric_app
 from dynamiccl_ray.cli.files import init, list_shipped, schema
 from dynamiccl_ray.cli.learning import evaluate, train
-from dynamiccl_ray.cli.live import canary, mode, off, rollback, status, top
+from dynamiccl_ray.cli.live import canary, mode, off, report, rollback, status, top
 from dynamiccl_ray.cli.online import demo, explain, online, release
 from dynamiccl_ray.cli.output import console
 from dynamiccl_ray.cli.plugin import doctor, plugin_app
@@ -34,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
-_RUNS = (online, status, top, mode, off, rollback, canary, release, explain)
+_RUNS = (online, status, top, mode, off, rollback, canary, report, release, explain)
 for command in (demo, init, *_RUNS, export, merge, doctor, train, evaluate, sweep, schema):
     app.command()(command)
 app.command("list")(list_shipped)

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, Set, console, emit, show
+from dynamiccl_ray.cli.output import AsJson, Set, console, emit, show, stdout
 
 bench_app = typer.Typer(no_args_is_help=True, help="The budgets, measured on this machine.")
 
@@ -34,7 +33,7 @@ def bench_plugin(
         if as_json:
             emit(document)
             return
-        Console().print(render(document))
+        stdout().print(render(document))
         show({name: document[name] for name in ("targets", "played", "hardware")}, as_json)
         return
     from dynamiccl_ray.plugin_bridge.bench import bench_plugin as bench

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from dynamiccl_ray.cli.output import AsJson, Set, console, emit, show
+from dynamiccl_ray.cli.output import AsJson, Set, console, emit, show, stdout
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import Collective
 
@@ -193,4 +192,4 @@ def _print(rows: list[dict[str, Any]], title: str) -> None:
     table = Table(*rows[0], title=title)
     for row in rows:
         table.add_row(*(f"{v:.3f}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
+    stdout().print(table)

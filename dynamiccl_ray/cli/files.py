@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dynamiccl_ray.cli.output import AsJson, console, emit
+from dynamiccl_ray.cli.output import AsJson, console, emit, stdout
 from dynamiccl_ray.errors import ConfigError
 
 
@@ -66,7 +65,7 @@ def list_shipped(as_json: AsJson = False) -> None:
         table = Table(kind, "what it is", title_justify="left")
         for name, words in about.items():
             table.add_row(name, escape(words))
-        Console().print(table)
+        stdout().print(table)
 
 
 def init(

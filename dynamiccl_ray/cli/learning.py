@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit
+from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit, stdout
 from dynamiccl_ray.errors import ConfigError
 
 Curriculum = Annotated[Path, typer.Argument(help="A curriculum YAML, or the name of one that is shipped.")]
@@ -53,8 +52,8 @@ def train(
         return
     for stage in summary["stages"]:
         ended = "promoted" if stage["promoted"] else "ended at its last round, not promoted"
-        Console().print(f"{stage['name']}: {ended} after {stage['rounds']} rounds; {_reached(stage)}", highlight=False)
-    Console().print(f"policy: {summary['policy']}", highlight=False)
+        stdout().print(f"{stage['name']}: {ended} after {stage['rounds']} rounds; {_reached(stage)}", highlight=False)
+    stdout().print(f"policy: {summary['policy']}", highlight=False)
 
 
 def _lesson(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
@@ -154,8 +153,8 @@ def evaluate(
     if as_json:
         emit(document)
         return
-    Console().print(terminal_table(document))
-    Console().print(f"report: {report}", highlight=False)
+    stdout().print(terminal_table(document))
+    stdout().print(f"report: {report}", highlight=False)
 
 
 def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, as_json: bool) -> None:
@@ -197,9 +196,9 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
             f"{row['regret']['policy']:.2%}",
             f"{rivals[least]:.2%} {least}",
         )
-    Console().print(page)
+    stdout().print(page)
     median = document["median_regret"]
     said = ", ".join(f"{m} {median[m]:.2%}" for m in sorted(median, key=lambda m: median[m]) if m != "oracle")
-    Console().print(f"median regret: {said}", highlight=False)
+    stdout().print(f"median regret: {said}", highlight=False)
     if (worst := document["worst_key_vs_default"]) is not None:
-        Console().print(f"worst size of the policy over NCCL's own choice: {worst:.3f}x", highlight=False)
+        stdout().print(f"worst size of the policy over NCCL's own choice: {worst:.3f}x", highlight=False)

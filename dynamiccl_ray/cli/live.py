@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from dynamiccl_ray.cli.output import AsJson, console, emit
+from dynamiccl_ray.cli.output import AsJson, console, directory_for, emit, stdout
+from dynamiccl_ray.errors import RunError
 
 Job = Annotated[str, typer.Option("--job", help="DYNAMICCL_JOB_ID of the training processes.")]
 _EVERY_S: Final = 1.0
@@ -31,7 +34,7 @@ def status(
     if as_json:
         emit(said)
     else:
-        Console().print(_page(said, keys=keys))
+        stdout().print(_page(said, keys=keys))
 
 
 def top(
@@ -48,6 +51,28 @@ def top(
                 live.update(_page(ask(job, {}), keys=keys), refresh=True)
         except KeyboardInterrupt:
             pass
+
+
+def report(
+    job: Annotated[str, typer.Argument(help="DYNAMICCL_JOB_ID of the training processes.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/JOB-TIME by default.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch what the newest run of a job has written, from the node of the Ray cluster where it ran."""
+    if not os.environ.get("RAY_ADDRESS"):
+        raise RunError("RAY_ADDRESS is not set: name the Ray cluster that the run was submitted to, as HEAD:6379")
+    from dynamiccl_ray.trainers.online.outputs import fetch
+
+    directory = directory_for(out, job)
+    said = fetch(job, directory) | {"directory": str(directory)}
+    if as_json:
+        emit(said)
+        return
+    page = directory / "report.html"
+    console.print(f"fetched from {said['path']} on node {said['name']}", highlight=False, soft_wrap=True)
+    print(page if page.exists() else directory)
+    if not said["over"]:
+        console.print("the run goes on: its summary and report come at its end", highlight=False)
 
 
 def mode(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit
+from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit, stdout
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
 Nccl = Annotated[
@@ -44,16 +44,23 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
     if as_json:
         emit(summary)
         return
-    out_console = Console()
+    out_console = stdout()
     out_console.print(terminal_table(summary))
     for line in _verdict(summary):
         out_console.print(line, highlight=False)
-    out_console.print(f"report: {report}", highlight=False)
+    out_console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    if os.environ.get("RAY_ADDRESS"):
+        out_console.print(
+            f"outputs: {directory.resolve()} on node {os.uname().nodename}; `dynamiccl report {experiment.job}` "
+            "fetches them from anywhere on this Ray cluster",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
-    """One line that says where the run is; phases and events stay on the screen."""
-    seen: dict[str, Any] = {"phase": "", "events": 0}
+    """One line that says where the run is; phases and events stay on the screen. In a log, a line now and then."""
+    seen: dict[str, Any] = {"phase": "", "events": 0, "said_s": 0.0}
 
     def update(status: dict[str, Any]) -> None:
         last = status["history"][-1] if status["history"] else {"phase": status["phase"], "entropy": None}
@@ -66,13 +73,19 @@ def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
             console.print(f"[{status['seconds']:6.1f} s] the fabric changes {when}: {event['name']}", highlight=False)
             seen["events"] = len(status["events"])
         entropy = "" if last["entropy"] is None else f", entropy {last['entropy']:.2f}"
-        show(
+        where = (
             f"round {status['round']}, {status['collectives']:,} collectives, {last['phase']}{entropy}, "
             f"{status['switches']} table switches"
         )
+        show(where)
+        if not console.is_terminal and status["seconds"] - seen["said_s"] >= _LOG_EVERY_S:
+            console.print(f"[{status['seconds']:6.1f} s] {status['ranks']} ranks, {where}", highlight=False)
+            seen["said_s"] = status["seconds"]
 
     return update
 
+
+_LOG_EVERY_S: Final = 30.0
 
 _PHASE_NEWS = {
     "baseline": "measuring NCCL's own choice",
@@ -189,4 +202,4 @@ def explain(
     if observation:
         tables += [observation_table(comm, of) for comm in explanation["communicators"] for of in comm["keys"]]
     for table in tables:
-        Console().print(table)
+        stdout().print(table)

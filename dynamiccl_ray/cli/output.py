@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TextIO
 
 import typer
 from rich.console import Console
@@ -30,13 +30,31 @@ Set = Annotated[
     ),
 ]
 
+# A log, such as that of `ray job logs`, has no width: lines and tables keep all of their words there.
+_LOG_COLUMNS: Final = 160
+
+
+def _width(stream: TextIO) -> int | None:
+    """Columns; None for what the terminal or ``COLUMNS`` says."""
+    return None if stream.isatty() or "COLUMNS" in os.environ else _LOG_COLUMNS
+
+
 # Progress and complaints go to stderr, so that stdout can be piped.
-console: Final = Console(stderr=True)
+console: Final = Console(stderr=True, width=_width(sys.stderr))
+
+
+def stdout() -> Console:
+    """Where results are printed."""
+    return Console(width=_width(sys.stdout))
 
 
 def directory_for(out: Path | None, name: str) -> Path:
-    """Where results go, made: ``out``, or runs/NAME-TIME. Raises ConfigError where it cannot be written."""
-    directory = out or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    """Where results go, made: ``out``, or runs/NAME-TIME. Raises ConfigError where it cannot be written.
+
+    Ray deletes the working directory of a submitted job: there, the home directory has runs.
+    """
+    here = Path.home() if _is_rays(Path.cwd()) else Path()
+    directory = out or here / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
@@ -44,6 +62,11 @@ def directory_for(out: Path | None, name: str) -> Path:
     except OSError as e:
         raise ConfigError(f"--out {short(str(directory))}: cannot write there: {e.strerror}; name another") from None
     return directory
+
+
+def _is_rays(directory: Path) -> bool:
+    """Whether Ray has unpacked it for a job."""
+    return "working_dir_files" in directory.parts
 
 
 def emit(document: Any) -> None:
@@ -57,4 +80,4 @@ def show(document: dict[str, Any], as_json: bool) -> None:
         emit(document)
         return
     for name, value in document.items():
-        Console().print(f"{name}: {value}", highlight=False)
+        stdout().print(f"{name}: {value}", highlight=False)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, emit
+from dynamiccl_ray.cli.output import AsJson, emit, stdout
 
 plugin_app = typer.Typer(no_args_is_help=True, help="The NCCL plugin of this installation.")
 
@@ -27,11 +26,9 @@ def doctor(
     else:
         colour = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in checks:
-            Console().print(
-                f"[{colour[check.status]}]{check.status:>4}[/] {check.name}: {check.found}", highlight=False
-            )
+            stdout().print(f"[{colour[check.status]}]{check.status:>4}[/] {check.name}: {check.found}", highlight=False)
             if check.fix:
-                Console().print(f"     {check.fix}", highlight=False)
+                stdout().print(f"     {check.fix}", highlight=False)
     raise typer.Exit(1 if any(c.status == "fail" for c in checks) else 0)
 
 

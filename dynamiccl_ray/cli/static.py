@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, console, emit
+from dynamiccl_ray.cli.output import AsJson, console, emit, stdout
 
 if TYPE_CHECKING:
     from dynamiccl_ray.static.blocks import Block
@@ -128,7 +127,7 @@ def _about(blocks: list[Block]) -> list[dict[str, Any]]:
 
 
 def _show(path: str, blocks: list[Block]) -> None:
-    out = Console()
+    out = stdout()
     for block in blocks:
         keys = int((block.entries["set"] != 0).sum())
         out.print(

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from dynamiccl_ray.cli.output import AsJson, Set, console, emit
+from dynamiccl_ray.cli.output import AsJson, Set, console, emit, stdout
 from dynamiccl_ray.errors import ConfigError
 
 workload_app = typer.Typer(no_args_is_help=True, help="Training jobs as streams of collectives.")
@@ -137,7 +136,7 @@ def _table(title: str, columns: tuple[str, ...], rows: list[list[str]]) -> None:
         table.add_column(column)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    stdout().print(table)
 
 
 def _size(nbytes: float) -> str:

@@ -346,8 +346,8 @@ class Ray(Section):
     """How the control plane is spread out."""
 
     runners_per_node: Annotated[int, Field(ge=1, le=MOST_ACTORS)] = 1
-    """That share the training processes of the node where a run is started. On a cluster with slots for runners (Ray
-    resource ``dynamiccl``), a node has as many as it has slots."""
+    """That share the training processes of a node: of every node with slots (Ray resource ``dynamiccl``) that holds
+    ranks of the job, or, where no node has any, of the node where a run is started."""
 
 
 class Stop(Section):

@@ -90,7 +90,7 @@ class Place:
     def runner(self, on_node: int = 1, said: Said | None = None) -> RankRunner:
         experiment = small_experiment(self._job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
         told = said or Said()
-        config = ppo_config(experiment, coordination=lambda: told, runners=0, on_node=lambda: on_node)
+        config = ppo_config(experiment, coordination=lambda: told, per_node=on_node)
         runner = RankRunner(config=config)
         self._stack.callback(runner.stop)
         return runner

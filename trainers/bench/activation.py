@@ -86,14 +86,14 @@ def _emulated(repeats: int) -> list[float]:
     with tempfile.TemporaryDirectory() as directory, fabric.job(_JOB, Path(directory)) as job:
         job.start()
         coordinator = start_coordinator(plan)
-        config = ppo_config(experiment, coordination=remote_coordination(run), runners=2)
+        config = ppo_config(experiment, coordination=remote_coordination(run), per_node=2)
         actor = ray.remote(num_cpus=0)(RankRunner)
-        runners = [actor.remote(config=config, worker_index=i + 1, num_workers=2) for i in range(2)]
+        runners = [actor.remote(config=config, worker_index=i + 1) for i in range(2)]
         module = config.rl_module_spec.build()
         state = {COMPONENT_RL_MODULE: {DEFAULT_MODULE_ID: module.get_state()}}
         ray.get([r.set_state.remote(state) for r in runners])
         for _ in range(_WARM_UP_ROUNDS):
-            ray.get([r.sample.remote() for r in runners])
+            ray.get([r.sample.remote(share=(i, 2)) for i, r in enumerate(runners)])
         times = []
         for i in range(repeats + 5):
             begin = time.monotonic()

@@ -29,9 +29,10 @@ def leave_signals_alone() -> None:
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
 
-def start_ray(actors: int = 0) -> None:
+def start_ray(actors: int = 0, *, log_to_driver: bool = True) -> None:
     """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one that has room
-    for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError.
+    for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError. What the cluster's
+    nodes print comes here with ``log_to_driver``.
 
     Ray listens on every interface (2.60 has no setting for it), and whoever gets in runs code as this user; see
     ``ask_for_a_token``.
@@ -41,7 +42,7 @@ def start_ray(actors: int = 0) -> None:
     listens = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if os.environ.get("RAY_ADDRESS"):
-            ray.init(logging_level=logging.ERROR)
+            ray.init(logging_level=logging.ERROR, log_to_driver=log_to_driver)
         else:
             if "RAY_AUTH_MODE" not in os.environ:
                 log.warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,10 +18,11 @@ from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.overview import answer
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.actors.runner import Bystander
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.plugin_bridge.segments import jobs_here, segments
+from dynamiccl_ray.plugin_bridge.segments import jobs_here, look_for, segments
 from dynamiccl_ray.trainers.common.cluster import require_room, start_ray
 from dynamiccl_ray.trainers.online.learning import ppo_config
 
@@ -45,8 +47,8 @@ class Backend(Protocol):
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         """What ``overview.answer`` says; from any thread."""
 
-    def jobs(self) -> set[str]:
-        """Job ids of the training processes where it looks for ranks."""
+    def found(self) -> tuple[bool, set[str]]:
+        """Whether a training process of the job lives where it looks for ranks, and the ids of all jobs there."""
 
     def close(self) -> None: ...
 
@@ -104,7 +106,7 @@ class SerialBackend:
         self._observed: list[Epoch] = []
         self._core = Coordinator(plan, store, self._observed.append)
         direct = self._direct = DirectCoordination(self._core)
-        config = ppo_config(plan.experiment, coordination=lambda: direct, runners=0)
+        config = ppo_config(plan.experiment, coordination=lambda: direct)
         if advance is not None:
             # RLlib copies its configuration deeply; a plain function stays the one it is.
             config.env_config["advance"] = lambda: advance()
@@ -150,24 +152,24 @@ class SerialBackend:
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         return self._direct.ask(question)
 
-    def jobs(self) -> set[str]:
-        return jobs_here()
+    def found(self) -> tuple[bool, set[str]]:
+        return look_for(self._plan.experiment.job)
 
     def close(self) -> None:
         self._runner.stop()
 
 
-# Nodes that run training processes are started with as much of this Ray resource as runners they should have.
-SLOT = "dynamiccl"
 # A runner may be in the middle of an epoch.
 _RELEASE_CALL_S = 10.0
+# Between two looks for ranks where there are none.
+_NOBODY_S = 0.2
 
 
 class RayBackend:
     """Runners, coordinator and learner as Ray actors; joins a running cluster, or starts a local one.
 
-    Ranks are served by ``runners_per_node`` runners on this node, unless the cluster's nodes offer slots (Ray resource
-    ``dynamiccl``): then every slot gets a runner, and each serves ranks of the node it is on.
+    Ranks are served by ``runners_per_node`` runners on every node that holds some, among those with slots (Ray resource
+    ``dynamiccl``); on a cluster without slots, on this node.
     """
 
     def __init__(
@@ -199,16 +201,16 @@ class RayBackend:
         """What is started is on ``undo``."""
         ray = self._ray
         from dynamiccl_ray.actors import remote
+        from dynamiccl_ray.trainers.online import placing
         from dynamiccl_ray.trainers.online.triggered_ppo import TriggeredPPO
 
         self._plan = plan
-        slots = int(ray.cluster_resources().get(SLOT, 0))
-        if not slots and not any(segments(plan.experiment.job)):
+        if not placing.has_slots() and not any(segments(plan.experiment.job)):
             found = others(jobs_here())
             raise RunError(
                 f"no ranks of job {plan.experiment.job!r} on this node ({found}), and no Ray node with the resource "
-                f'{SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See `dynamiccl '
-                f"doctor`; for a cluster, start its Ray nodes with --resources='{{\"{SLOT}\": 1}}'"
+                f'{placing.SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See '
+                f"`dynamiccl doctor`; for a cluster, start its Ray nodes with --resources='{{\"{placing.SLOT}\": 1}}'"
             )
         self._store = remote.KvStore()
         if resume is not None:
@@ -219,23 +221,26 @@ class RayBackend:
         config = ppo_config(
             plan.experiment,
             coordination=remote.remote_coordination(plan.run),
-            runners=slots or plan.experiment.ray.runners_per_node,
-            on_node=functools.partial(remote.on_this_node, SLOT) if slots else None,
+            per_node=plan.experiment.ray.runners_per_node,
+            learners=plan.experiment.ppo.learners,
+            local=Bystander,
             algo_class=TriggeredPPO,
-            resources={SLOT: 1} if slots else None,
         )
         config.env_config["phase_rounds"] = functools.partial(_phase_rounds, plan.run)
         self._algorithm = config.build_algo()
         undo.callback(self._algorithm.stop)
         if resume is not None:
             self._algorithm.learner_group.set_state({COMPONENT_LEARNER: resume["learner"]})
-        # All runners begin with the learner's weights: equal weights are part of equal decisions.
-        self._algorithm.env_runner_group.sync_weights(
-            from_worker_or_learner_group=self._algorithm.learner_group, inference_only=True, timeout_seconds=60.0
-        )
+        self._placing = placing.Placing(self._algorithm, plan.experiment.job, plan.experiment.ray.runners_per_node)
+        undo.callback(self._placing.close)
+        self._placing.look()
 
     def round(self) -> Status:
-        self._algorithm.train()
+        self._placing.look()
+        if self._placing.nobody:
+            time.sleep(_NOBODY_S)
+        else:
+            self._algorithm.train()
         self._status = self._ray.get(self._coordinator.status.remote())
         return self._status
 
@@ -264,11 +269,10 @@ class RayBackend:
 
         return asked(self._coordinator, question)
 
-    def jobs(self) -> set[str]:
-        found: list[set[str]] = self._algorithm.env_runner_group.foreach_env_runner(
-            "jobs_here", local_env_runner=False, timeout_seconds=_RELEASE_CALL_S
-        )
-        return set().union(*found)
+    def found(self) -> tuple[bool, set[str]]:
+        from dynamiccl_ray.trainers.online import placing
+
+        return placing.ask_all(self._plan.experiment.job)
 
     def close(self) -> None:
         self._undo.close()

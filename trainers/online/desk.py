@@ -120,7 +120,7 @@ def _ask_by_ray(job: str, question: dict[str, Any]) -> dict[str, Any]:
     from dynamiccl_ray.actors.remote import ask_coordinator
     from dynamiccl_ray.trainers.common.cluster import start_ray
 
-    start_ray()
+    start_ray(log_to_driver=False)
     return ask_coordinator(job, question)
 
 

@@ -20,7 +20,6 @@ from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, Pla
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError, short
 from dynamiccl_ray.plugin_bridge import plugin_path
-from dynamiccl_ray.plugin_bridge.channel import owner_lives
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
 from dynamiccl_ray.plugin_bridge.real_job import RealJob, cluster_of, real_job
@@ -30,6 +29,7 @@ from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.backends import Backend, Checkpoint, RayBackend, SerialBackend, others
 from dynamiccl_ray.trainers.online.desk import Desk
 from dynamiccl_ray.trainers.online.ending import Disk, Ending
+from dynamiccl_ray.trainers.online.outputs import register
 from dynamiccl_ray.trainers.online.recorder import Recorder
 from dynamiccl_ray.trainers.online.summary import Recent, summarise
 
@@ -94,6 +94,7 @@ def run_online(
                 backend = SerialBackend(plan, advance=advance, resume=earlier)
             else:
                 backend = RayBackend(plan, resume=earlier)
+                register(experiment.job, directory)
             stack.callback(backend.close)
         ending.listen()
         stack.enter_context(Desk(experiment.job, backend.ask))
@@ -110,17 +111,18 @@ def run_online(
                 recorder.add(epoch)
                 observed.add(epoch)
 
-        found_by = time.monotonic() + FOUND_S
+        found_by, checkpoint_at = time.monotonic() + FOUND_S, CHECKPOINT_ROUNDS
         # An interrupted run is one that was ended early: what it found out is kept.
-        while not _over(experiment, status, events):
+        while not _over(experiment, backend, status, events):
             with contextlib.suppress(KeyboardInterrupt), ending.interruptible():
                 status = backend.round()
             record()
             if ending.told:
                 break
             if job is None and status.collectives == 0 and status.ranks == 0 and time.monotonic() > found_by:
+                _, jobs = backend.found()
                 raise RunError(
-                    f"no ranks of job {experiment.job!r} were found in {FOUND_S:.0f} s: {others(backend.jobs())}; name "
+                    f"no ranks of job {experiment.job!r} were found in {FOUND_S:.0f} s: {others(jobs)}; name "
                     'the job in the experiment (job: NAME) as in `eval "$(dynamiccl plugin env --job NAME)"`'
                 )
             events.exploited = events.exploited + 1 if status.phase == "exploit" else 0
@@ -129,7 +131,8 @@ def run_online(
                     job.check()
                 _check_claimed(status)
                 _event(experiment, job, fabric, status, events)
-            if status.round % CHECKPOINT_ROUNDS == 0:
+            if status.round >= checkpoint_at:
+                checkpoint_at = status.round + CHECKPOINT_ROUNDS
                 _write_checkpoint(directory, disk, backend)
             progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
         status = status if job is not None else _release(experiment, backend, status, say)
@@ -278,13 +281,13 @@ def _event(experiment: Online, job: NcclJob, fabric: Played, status: Status, eve
         events.exploited = 0
 
 
-def _over(experiment: Online, status: Status, events: _Events) -> bool:
+def _over(experiment: Online, backend: Backend, status: Status, events: _Events) -> bool:
     if status.round == 0:
         return False
     stop = experiment.stop
     if stop.rounds is not None and status.round >= stop.rounds:
         return True
-    if not isinstance(experiment.fabric, PlayedJob) and has_gone(experiment.job, status):
+    if not isinstance(experiment.fabric, PlayedJob) and has_gone(status, lambda: backend.found()[0]):
         return True
     to_come = experiment.fabric.events[len(events.done) :] if isinstance(experiment.fabric, PlayedJob) else ()
     if stop.exploit_rounds_after_last_event is None or to_come:
@@ -293,12 +296,12 @@ def _over(experiment: Online, status: Status, events: _Events) -> bool:
     return adapted and events.exploited >= stop.exploit_rounds_after_last_event
 
 
-def has_gone(job: str, status: Status) -> bool:
+def has_gone(status: Status, lives: Callable[[], bool]) -> bool:
     """Whether the job has come and gone. A coordinator that was started anew has no ranks before its runners join
-    again, and a runner has none before it claims them again: as long as a rank of the job lives here, it has not."""
+    again, and a runner has none before it claims them again: as long as a rank of the job ``lives``, it has not."""
     if status.collectives == 0 or status.ranks > 0 or not status.runners:
         return False
-    return not any(owner_lives(path) for path in segments(job))
+    return not lives()
 
 
 def _finish(job: NcclJob | None) -> LOG | None:

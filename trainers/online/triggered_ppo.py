@@ -14,6 +14,8 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
+from dynamiccl_ray.trainers.online.placing import shares
+
 # A restarting runner is asked again after every round; asking must not hold up the others.
 RESTART_PROBE_S = 0.5
 SYNC_LIMIT_S = 10.0
@@ -27,8 +29,10 @@ class TriggeredPPO(PPO):  # type: ignore[misc]
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
             # Calls on one runner run in order, so new weights are in place before its next round begins. A runner
             # that died is left out, restarted after this step by RLlib, and claims its ranks again.
-            results = self.env_runner_group.foreach_env_runner(
-                "sample", local_env_runner=self.env_runner_group.num_remote_env_runners() == 0
+            group = self.env_runner_group
+            runners = group.healthy_env_runner_ids()
+            results = group.foreach_env_runner(
+                ["sample"] * len(runners), kwargs=shares(runners), remote_worker_ids=runners, local_env_runner=False
             )
         episodes = [episode for result in results for episode in result]
         if not episodes:

@@ -25,7 +25,7 @@ def test_a_restored_learner_has_the_entropy_coefficient_that_it_was_saved_with(j
         return float(learner.entropy_coeff_schedulers_per_module[DEFAULT_MODULE_ID].get_current_value())
 
     experiment = small_experiment(job, ppo={"entropy": 0.1, "entropy_end": 0.0, "entropy_rounds": 10})
-    config = ppo_config(experiment, coordination=lambda: None, runners=0)  # type: ignore[arg-type, return-value]
+    config = ppo_config(experiment, coordination=lambda: None)  # type: ignore[arg-type, return-value]
     learner, restored = (config.build_learner(spaces=SPACES) for _ in range(2))
     learner.after_gradient_based_update(timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: 4})
     assert entropy(learner) == np.float32(0.06)
