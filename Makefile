@@ -20,7 +20,7 @@ HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_
 C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/plugin_bridge/native/stress/*.[ch] tests/real_nccl/native/*.c tests/fuzz/*.[ch])
 STRESS_SRC := $(wildcard tests/plugin_bridge/native/stress/*.c)
 
-.PHONY: demo train test test-all acceptance schema model fuzz sanitize soak real-nccl native lint format venv clean
+.PHONY: demo train test test-all acceptance schema model fuzz sanitize soak real-nccl native lint format docs venv clean
 
 demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
@@ -41,6 +41,10 @@ lint: $(VENV)/ready
 	files=$$(find -L dynamiccl_ray -name '*.py' | wc -l); \
 	    $(BIN)/mypy | tee /dev/stderr | grep -q "no issues found in $$files source files"
 
+# The site, in build/site; warnings are errors.
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 RAY_AUTH_MODE=disabled $(BIN)/python -m mkdocs build --strict --quiet
+
 format: $(VENV)/ready
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -51,7 +55,7 @@ venv: $(VENV)/ready
 $(VENV)/ready: pyproject.toml setup.py constraints.txt $(PLUGIN_SRC) $(READER_SRC) $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(EMULATED_SRC) $(GPU_SRC) $(HEADERS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	touch $@
 
 # One shared object under both of the names that NCCL looks for.
