@@ -45,7 +45,7 @@ class RayNodes:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_ADDRESS": f"127.0.0.1:{self._head_port}",
             "RAY_health_check_period_ms": "1000",
-            "RAY_health_check_failure_threshold": "5",
+            "RAY_health_check_failure_threshold": "15",
             "RAY_raylet_start_wait_time_s": "60",
             "RAY_USAGE_STATS_ENABLED": "0",
             "OMP_NUM_THREADS": "1",

@@ -119,6 +119,9 @@ def run_online(
             record()
             if ending.told:
                 break
+            if status.ranks:
+                # Nodes may be lost before anything was measured, and come back.
+                found_by = time.monotonic() + FOUND_S
             if job is None and status.collectives == 0 and status.ranks == 0 and time.monotonic() > found_by:
                 _, jobs = backend.found()
                 raise RunError(

@@ -22,6 +22,7 @@ stop: {{rounds: 100000}}
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_two_jobs_on_a_cluster_whose_nodes_go_and_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))  # where a submitted job writes
     sources = tmp_path / "sources"
