@@ -8,10 +8,13 @@ import pytest
 import yaml
 
 from dynamiccl_ray.agent import policy
+from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY, load, recorded
+from dynamiccl_ray.config.sweep import load_sweep
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.plugin_bridge.nccl_job import read_log
 from dynamiccl_ray.plugin_bridge.played import play
-from dynamiccl_ray.trainers.online.run import plan_of
+from dynamiccl_ray.trainers.online.run import plan_of, run_online
 
 ROOT = Path(__file__).parents[1]
 SHIPPED = [*(ROOT / "experiments" / "online").glob("*.yaml"), ROOT / "dynamiccl_ray" / "data" / "demo.yaml"]
@@ -53,3 +56,27 @@ def test_the_default_policy_ships_and_fits_the_network(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(raw | {"policy": "nowhere.pt"}))
     with pytest.raises(ConfigError, match=r"nowhere\.pt is no file"):
         load(tmp_path / "x.yaml")
+
+
+GALLERY = sorted(
+    path for kind in ("online", "curricula", "sweeps") for path in (ROOT / "experiments" / kind).glob("*.yaml")
+)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_a_file_of_the_gallery_says_what_it_shows_and_loads(path: Path) -> None:
+    schema, about, *_ = path.read_text().splitlines()
+    kind = {"online": "experiment", "curricula": "curriculum", "sweeps": "sweep"}[path.parent.name]
+    assert schema == f"# yaml-language-server: $schema=../../dynamiccl_ray/data/schema/{kind}.json"
+    assert about.startswith("# ")
+    assert about.strip("# ")
+    {"online": load, "curricula": load_curriculum, "sweeps": load_sweep}[path.parent.name](path)
+
+
+def test_observing_on_measured_times_changes_nothing(tmp_path: Path) -> None:
+    """What its header says."""
+    summary = run_online(load(ROOT / "experiments" / "online" / "p5en-observe.yaml"), tmp_path, serial=True)
+    assert summary["switches"] == 0
+    assert summary["collectives"] > 1000
+    assert all(path.stat().st_size for path in (tmp_path / "job").glob("log.*"))
+    assert all(read_log(path)["own"].all() for path in (tmp_path / "job").glob("log.*"))
