@@ -45,6 +45,7 @@ class Trained:
     profiler, is it one that a runner serves; nothing that it does is measured."""
 
     def __init__(self, job: str, comm: int, ranks: int, rank: int | None = None) -> None:
+        before = set(segments(job))
         self._profiler, self._profiled = None, ctypes.c_void_p()
         if rank is not None:
             self._profiler = _Profiler.in_dll(ctypes.CDLL(str(plugin_path())), "ncclProfiler_v6")
@@ -54,8 +55,9 @@ class Trained:
         self._tuner = _Tuner.in_dll(ctypes.CDLL(str(plugin_path())), "ncclTunerPlugin_v6")
         self._context = ctypes.c_void_p()
         assert self._tuner.init(ctypes.byref(self._context), comm, ranks, 1, None, None, None) == 0
+        # Other processes make theirs at the same time. Where no new one is there, the profiler's half had begun before.
         mine = [path for path in segments(job) if segment_pid(path) == os.getpid()]
-        (self.path,) = (path for path in mine if _comm_of(path) == comm)
+        (self.path,) = set(mine) - before or {path for path in mine if _comm_of(path) == comm}
         self.told: list[tuple[int, int]] = []
 
     def call(self, func: int, nbytes: int) -> None:
