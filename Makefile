@@ -17,7 +17,7 @@ EMULATED := plugin_bridge/emulated_nccl
 EMULATED_SRC := $(wildcard $(EMULATED)/*.c)
 FAKE_SRC := $(wildcard plugin_bridge/fake_cuda/*.cc)
 HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_bench/*.h gpu/*.h emulated_nccl/*.h))
-C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/plugin_bridge/native/stress/*.[ch] tests/real_nccl/native/*.c tests/fuzz/*.[ch])
+C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/plugin_bridge/native/stress/*.[ch] tests/real_nccl/native/*.[ch] tests/fuzz/*.[ch])
 STRESS_SRC := $(wildcard tests/plugin_bridge/native/stress/*.c)
 
 .PHONY: demo train test test-all acceptance schema model fuzz sanitize soak real-nccl native lint format docs venv clean

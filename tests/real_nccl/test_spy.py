@@ -36,7 +36,7 @@ def spy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], Path]:
         if not path.exists():
             flags = ["-std=c11", "-O1", "-Wall", "-Wno-unused", "-Werror", "-fPIC", "-shared", "-fvisibility=hidden"]
             versions = [f"-DSPY_TUNER={tuner}", f"-DSPY_PROFILER={profiler}"]
-            subprocess.run(["cc", *flags, *versions, "-o", path, NATIVE / "spy.c"], check=True)
+            subprocess.run(["cc", *flags, *versions, "-o", path, *sorted(NATIVE.glob("spy*.c"))], check=True)
         return path
 
     return spy_of
