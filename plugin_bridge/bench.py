@@ -22,6 +22,7 @@ from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
 from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.boundary import Boundary
 from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.doctor import require_plugin
 from dynamiccl_ray.plugin_bridge.layout import RECORD_DTYPE, Prepared
@@ -44,9 +45,10 @@ def hardware() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "machine": platform.machine()}
 
 
-def bench_plugin() -> dict[str, Any]:
+def bench_plugin(*, in_band: bool = False) -> dict[str, Any]:
     """getCollInfo with a table in force against an empty function in the same run, and the profiler's 26 calls of one
-    collective on 8 channels. Nanoseconds; nothing but C runs while they are measured.
+    collective on 8 channels. Nanoseconds; nothing but C runs while they are measured. The table is put in force by the
+    coordinator's agreement, or as at a step boundary (``in_band``).
 
     Percentiles of single calls are as coarse as the processor's counter, which some virtual machines advance in steps
     of 10 ns; ``block`` is the median over blocks of calls, per call, and is not.
@@ -67,7 +69,7 @@ def bench_plugin() -> dict[str, Any]:
     assert program.stdout is not None
     if program.stdout.readline().strip() != "ready":
         raise RunError(f"the program that calls the plugin did not start: {program.communicate()[1]}")
-    with _staged(program.pid) as channel:
+    with _staged(program.pid, in_band) as channel:
         program.stdin.write("go\n")
         program.stdin.flush()
         while program.poll() is None:
@@ -79,6 +81,7 @@ def bench_plugin() -> dict[str, Any]:
     raw = json.loads(out)
     call, empty = raw["tuner_ns"], raw["baseline_ns"]
     return {
+        "mode": "in band" if in_band else "coordinator",
         "get_coll_info_ns": {"p50": call["p50"], "p99": call["p99"], "block": raw["tuner_block_ns"]},
         "empty_call_ns": {"p50": empty["p50"], "p99": empty["p99"], "block": raw["baseline_block_ns"]},
         "above_empty_ns": {
@@ -91,8 +94,24 @@ def bench_plugin() -> dict[str, Any]:
     }
 
 
+def _switched(channel: Channel, table: DecisionTable) -> bool:
+    outcome, hold_at, _ = channel.prepare(table, 0)
+    return outcome is Prepared.PREPARED and channel.decide(table.version, hold_at)
+
+
+def _switched_in_band(channel: Channel, table: DecisionTable) -> bool:
+    boundary = Boundary()
+    boundary.serve([channel])
+    if channel.stage(table) is not Prepared.PREPARED:
+        return False
+    boundary.bring()
+    boundary.take()
+    in_force = channel.table
+    return in_force is not None and in_force.digest == table.digest
+
+
 @contextlib.contextmanager
-def _staged(pid: int) -> Iterator[Channel]:
+def _staged(pid: int, in_band: bool) -> Iterator[Channel]:
     """The bench process's channel, with a table in force."""
     path = next((p for p in segments(_JOB) if f"-{pid}-" in p.name), None)
     if path is None:
@@ -100,9 +119,9 @@ def _staged(pid: int) -> Iterator[Channel]:
     with Channel(path) as channel:
         action = Action(pair=pair_index(Algorithm.RING, Protocol.LL128), channels=3)
         table = DecisionTable.of(1, {key_of(Collective.ALL_REDUCE, _NBYTES, False): action}, max_channels=16)
-        outcome, hold_at, _ = channel.prepare(table, 0)
-        if outcome is not Prepared.PREPARED or not channel.decide(1, hold_at):
-            raise RunError(f"the bench table was not accepted: {outcome.name}")
+        accepted = _switched_in_band(channel, table) if in_band else _switched(channel, table)
+        if not accepted:
+            raise RunError("the bench table was not accepted")
         yield channel
 
 

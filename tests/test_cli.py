@@ -169,8 +169,10 @@ def test_bench_channel_loses_nothing() -> None:
     assert {"write_per_s", "drain_per_s", "hardware"} <= result.keys()
 
 
-def test_bench_plugin_measures_the_real_plugin() -> None:
-    result = json.loads(_run("bench", "plugin", "--json").stdout)
+@pytest.mark.parametrize("mode", [[], ["--in-band"]])
+def test_bench_plugin_measures_the_real_plugin(mode: list[str]) -> None:
+    result = json.loads(_run("bench", "plugin", "--json", *mode).stdout)
+    assert result["mode"] == ("in band" if mode else "coordinator")
     assert {"get_coll_info_ns", "empty_call_ns", "profiler_path_ns"} <= result.keys()
     assert result["get_coll_info_ns"]["block"] > result["empty_call_ns"]["block"] > 0
 

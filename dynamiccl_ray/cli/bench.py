@@ -22,10 +22,17 @@ def bench_plugin(
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="With --nccl: turns of all set-ups.", min=1)] = 10,
+    in_band: Annotated[
+        bool, typer.Option("--in-band", help="With a table that was put in force at a step boundary.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Nanoseconds that the plugin adds to a collective."""
     if nccl is not None:
+        if in_band:
+            raise typer.BadParameter(
+                "--in-band is not for --nccl, where tables come from a coordinator; leave out one of them"
+            )
         from dynamiccl_ray.plugin_bridge.bench_nccl import bench_plugin_on_nccl, render
 
         with console.status("starting") as status:
@@ -38,7 +45,7 @@ def bench_plugin(
         return
     from dynamiccl_ray.plugin_bridge.bench import bench_plugin as bench
 
-    show(bench(), as_json)
+    show(bench(in_band=in_band), as_json)
 
 
 @bench_app.command("channel")
