@@ -1,4 +1,4 @@
-"""A trained policy beside the baselines: the control loop as it runs beside a job, on a scenario."""
+"""A trained policy beside the baselines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from dynamiccl_ray.agent import policy
-from dynamiccl_ray.arrays import Float64, Int64
-from dynamiccl_ray.baselines.method import Factory, Method
+from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.baselines.in_loop import InLoop
+from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.drawing import Drawer
-from dynamiccl_ray.control.loop import Loop, Measured
+from dynamiccl_ray.control.loop import Due
 from dynamiccl_ray.simulation.scenario import Scenario
-from dynamiccl_ray.simulation.streams import keys_of
 
 
 def learned(net: policy.PolicyNetwork, control: Control | None = None) -> Factory:
@@ -27,43 +27,14 @@ def learned(net: policy.PolicyNetwork, control: Control | None = None) -> Factor
     return lambda scenario, rng: LearnedPolicy(scenario, rng, net, control or Control())
 
 
-class LearnedPolicy(Method):
-    """The control loop without updates of the weights."""
+class LearnedPolicy(InLoop):
+    """Draws from the network, without updates of the weights."""
 
     def __init__(
         self, scenario: Scenario, rng: np.random.Generator, net: policy.PolicyNetwork, control: Control
     ) -> None:
-        super().__init__(scenario, rng)
-        self.loop: Final = Loop(control)
-        self.loop.grow(keys_of(scenario))
+        super().__init__(scenario, rng, control)
         self._drawer: Final = Drawer(net, seed=int(rng.integers(1 << 31)), sequence=control.learning.sequence)
-        self._log_us: list[Float64] = []
-        self._until = int(self.loop.need.min())
-        self.alarms = 0
-        """After which a key learned anew."""
-        self.checks = 0
-        """After which a choice was checked, and stood."""
 
-    def choose(self, step: int) -> Int64:
-        return self.loop.wanted
-
-    def observe(self, actions: Int64, time_us: Float64) -> None:
-        self._log_us.append(np.log(time_us))
-        if len(self._log_us) < self._until:
-            return
-        log_us = np.concatenate(self._log_us)
-        repeats = len(self._log_us)
-        self._log_us.clear()
-        row = np.tile(self.rows, repeats)
-        alarms = self.loop.observe(
-            Measured(row=row, action=self.loop.wanted[row], log_us=log_us, skew=np.zeros(len(row)))
-        )
-        self.alarms += sum(alarm.anew for alarm in alarms)
-        self.checks += sum(not alarm.anew for alarm in alarms)
-        self.decide()
-        self._until = int(self.loop.need.min())
-
-    def decide(self) -> None:
-        """For every key that is due."""
-        due = self.loop.due()
-        self.loop.decide(due.row, due.actions(self._drawer.draw(due).actions))
+    def drawn(self, due: Due) -> Int64:
+        return self._drawer.draw(due).actions

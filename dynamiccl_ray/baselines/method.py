@@ -57,7 +57,7 @@ def sweep(scenario: Scenario, rng: np.random.Generator, candidates: Bool) -> tup
     """
     tried = scenario.valid & candidates
     key, action = np.nonzero(tried)
-    factors = noise(rng, (SWEEP_REPEATS, len(key)), scenario.sigma, scenario.tail, scenario.wander)
+    factors = noise(rng, (SWEEP_REPEATS, len(key)), scenario.sigma[key], scenario.tail, scenario.wander)
     samples = scenario.flat_us[0, key, action] * factors
     found = np.full((len(scenario.nbytes), N_ACTIONS), np.inf)
     found[key, action] = np.median(samples, 0)

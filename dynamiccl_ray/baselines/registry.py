@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from dynamiccl_ray.baselines.bandit import Bandit
+from dynamiccl_ray.baselines.choosers import Thompson, Uniform
 from dynamiccl_ray.baselines.coordinate_descent import CoordinateDescent
 from dynamiccl_ray.baselines.fixed import BestStaticPair, CsvTable, NcclDefault, Oracle
 from dynamiccl_ray.baselines.method import Factory
@@ -18,5 +19,7 @@ BASELINES: Final[Mapping[str, Factory]] = {
     "coordinate descent": CoordinateDescent,
     "exhaustive probing": ExhaustiveProbing,
     "bandit": Bandit,
+    "uniform": Uniform,
+    "thompson": Thompson,
     "oracle": Oracle,
 }

@@ -28,6 +28,8 @@ _STYLES: Final[Mapping[str, tuple[str, Any, str]]] = {
     "coordinate descent": ("#009E73", (0, (3, 1, 1, 1, 1, 1)), "D"),
     "exhaustive probing": ("#CC79A7", (0, (8, 2)), "P"),
     "bandit": ("#D55E00", (0, (2, 1)), "X"),
+    "uniform": ("#999933", (0, (1, 3)), "<"),
+    "thompson": ("#882255", (0, (5, 1)), ">"),
     "oracle": ("black", "-", "_"),
 }
 # Whatever is not a baseline is what is being evaluated.

@@ -1,0 +1,52 @@
+"""Rivals that choose in the policy's own loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from tiny_scenario import tcp
+
+from dynamiccl_ray.baselines.choosers import Thompson, Uniform
+from dynamiccl_ray.baselines.run import Trace, run
+from dynamiccl_ray.config.control import Learning
+from dynamiccl_ray.evaluation.measures import relative_regret
+from dynamiccl_ray.fabric.load import Load
+from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.fabric.pricing import expected
+from dynamiccl_ray.simulation.scenario import Scenario
+
+STEPS = 200
+
+
+def _drawn(trace: Trace) -> np.ndarray:
+    """(draws, K) flat actions of the first learning phase."""
+    learning = Learning()
+    first = learning.baseline_samples
+    return trace.actions[first : first + learning.draws * learning.draw_samples]
+
+
+def _still() -> Scenario:
+    whole = tcp(Load())
+    return replace(whole, starts=whole.starts[:1], times_us=whole.times_us[:1])
+
+
+def test_uniform_draws_all_that_may_be_chosen_and_thompson_what_may_be_the_best() -> None:
+    scenario = _still()
+    uniform, thompson = (run(scenario, of, STEPS, 0) for of in (Uniform, Thompson))
+    kinds = [len(np.unique(_drawn(trace)[:, 0])) for trace in (uniform, thompson)]
+    assert kinds[0] > 2 * kinds[1]
+    assert relative_regret([[thompson]]) < relative_regret([[uniform]])
+
+
+def test_a_model_of_the_right_cluster_helps_thompson_and_one_of_another_does_no_lasting_harm() -> None:
+    scenario = _still()
+
+    def regret(name: str | None) -> float:
+        prior = name and expected(find_cluster(name), scenario.nodes, scenario.collective, scenario.nbytes)
+        told = replace(scenario, prior=None if prior is None else np.asarray(prior))
+        return float(np.mean([relative_regret([[run(told, Thompson, STEPS, seed)]]) for seed in range(4)]))
+
+    right, none, wrong = regret(scenario.cluster), regret(None), regret("dgx-h100-ndr")
+    assert right < none
+    assert wrong < 2 * none
