@@ -14,12 +14,14 @@ from dynamiccl_ray.actors.messages import Member
 from dynamiccl_ray.agent import observation
 from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.observation import Topology
-from dynamiccl_ray.arrays import Bool
+from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.config.communicators import Actions, CommunicatorRule
 from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Keys, salt_of
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.describe import described, topology_of
+from dynamiccl_ray.fabric.pricing import expected
 from dynamiccl_ray.keys import key_parts
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR
 
@@ -38,6 +40,8 @@ class Plan:
     """Ranks that processes stand for, if not all of them."""
     sms: int | None = None
     """Streaming multiprocessors of a GPU; None where nobody says."""
+    model: Cluster | None = None
+    """Whose physical model says what to expect before anything is measured; None where nobody described the cluster."""
     valid: dict[int, Bool] | None = None
     """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
 
@@ -85,7 +89,16 @@ class Plan:
             channels=np.stack([self._valid(key, actions) for key in keys]),
             chunks=chunks,
             context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
+            prior=self._prior(member, np.array(collective), np.array(nbytes)),
         )
+
+    def _prior(self, member: Member, collective: Int64, nbytes: Int64) -> Float32:
+        """Where the cluster can have such a communicator, with as many ranks on each node."""
+        per_node, left = divmod(member.ranks, member.nodes)
+        unlike = self.model is None or left or per_node > self.model.gpus_per_node
+        if self.model is None or unlike or (member.nodes > 1 and self.model.inter is None):
+            return nothing_expected(len(nbytes))
+        return expected(self.model.part(per_node), member.nodes, collective, nbytes)
 
     def _valid(self, key: int, actions: Actions) -> Bool:
         """(N_PAIRS, N_CHANNELS) that the experiment allows for a key. Leaving NCCL alone is always possible."""

@@ -58,16 +58,7 @@ def cluster_of(fabric: MeasuredFabric | EmulatedFabric | RealNcclFabric) -> Clus
     """The cluster that a job is played on."""
     if isinstance(fabric, MeasuredFabric):
         return find_cluster(P5EN)
-    return part_of(fabric.cluster, fabric.ranks_per_node) if isinstance(fabric, RealNcclFabric) else fabric.cluster
-
-
-def part_of(cluster: Cluster, gpus_per_node: int) -> Cluster:
-    """A cluster of some GPUs of each node, with their share of its network devices."""
-    changes: dict[str, Any] = {"gpus_per_node": gpus_per_node}
-    if cluster.inter is not None:
-        nics = max(1, cluster.inter.nics * gpus_per_node // cluster.gpus_per_node)
-        changes["inter"] = cluster.inter.model_copy(update={"nics": nics})
-    return cluster.model_copy(update=changes)
+    return fabric.cluster.part(fabric.ranks_per_node) if isinstance(fabric, RealNcclFabric) else fabric.cluster
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +158,7 @@ class RealJob:
 
     def _physics(self, comm: Comm) -> Physics:
         nodes = len(set(comm.nodes))
-        return Physics(part_of(self.fabric.cluster, comm.size // nodes), nodes)
+        return Physics(self.fabric.cluster.part(comm.size // nodes), nodes)
 
     def job(self, job_id: str, directory: Path) -> NcclJob:
         """Its processes; ``job_id`` is what the plugin is told."""

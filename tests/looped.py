@@ -13,6 +13,7 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.observation import Context, Topology, encode_context, part
 from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Drift, Due, Keys, Loop, Measured, Phase
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
@@ -38,6 +39,7 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
         channels=channels,
         chunks=chunks,
         context=np.tile(CONTEXT, (n, 1)),
+        prior=nothing_expected(n),
     )
 
 

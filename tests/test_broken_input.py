@@ -57,6 +57,10 @@ EXPERIMENTS = {
     "no such cluster file": (EMULATED % ("no/where.yaml", "4KiB"), "cannot read the cluster"),
     "a directory as a cluster": (EMULATED % ("../", "4KiB"), "Is a directory"),
     "a directory as a policy": (GOOD + "policy: .\n", "is no file; name a policy that"),
+    "a cluster said twice": (
+        "name: x\nfabric: {kind: nccl, cluster: dgx-h100-ndr, inter: ib}\n",
+        "inter: dgx-h100-ndr says that already",
+    ),
     "no such measurements": (GOOD.replace("measured", "measured, files: [a.csv]"), "a.csv is no file; name a CSV"),
     "not a number": (GOOD + "ppo: {lr: .nan}\n", "ppo.lr = nan"),
     "an infinite number": (GOOD + "ppo: {lr: .inf}\n", "ppo.lr = inf"),

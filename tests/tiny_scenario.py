@@ -32,7 +32,7 @@ def tiny(times_us: Sequence[Sequence[Sequence[float]]], *, starts: Sequence[int]
         times_us=times,
         cost=np.full((keys, N_PAIRS), 4.0, np.float32),
         own_pair=np.zeros(keys, np.int64),
-        sigma=sigma,
+        sigma=np.asarray(sigma),
     )
 
 

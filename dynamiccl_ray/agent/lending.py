@@ -87,13 +87,21 @@ class Lending:
 
 
 def combine(
-    total: Floats, samples: Floats, noise: Floats, lending: Lending, rows: NDArray[np.int64]
+    total: Floats,
+    samples: Floats,
+    noise: Floats,
+    lending: Lending,
+    rows: NDArray[np.int64],
+    prior: Floats,
+    error: Floats,
 ) -> tuple[Floats, Floats]:
-    """Mean log time ratio (R, ...) of each action by own and lent measurements, 0 where there are none; and how sure
-    it is, log(``WIDE`` / standard deviation) / ``SURE_SCALE``: 0 where nothing is known. Both of ``rows`` (R,).
+    """Mean log time ratio (R, ...) of each action by own and lent measurements and by what a model expects, 0 where
+    there is nothing; and how sure it is, log(``WIDE`` / standard deviation) / ``SURE_SCALE``: 0 where nothing is known.
+    Both of ``rows`` (R,).
 
     ``total`` and ``samples`` (B, ...) are sums and counts of own log time ratios, ``noise`` (B,) the standard
-    deviation of one. Precisions of independent Gaussian estimates add up.
+    deviation of one. ``prior`` (R, ...) is what is expected, NaN for nothing, and ``error`` (R,) its standard
+    deviation. Precisions of independent Gaussian estimates add up.
     """
     shape = samples.shape
     flat_total, flat_samples = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
@@ -102,9 +110,11 @@ def combine(
     own_total, own_samples, variance = flat_total[rows], flat_samples[rows], (noise[rows] ** 2)[:, None]
     own = own_samples / (variance + own_samples * np.float32(_FLOOR**2))
     other = lent_samples / (variance + lent_samples * np.float32(_APART**2))
-    precision = own + other
+    believed = prior.reshape(own.shape)
+    model = np.isfinite(believed) / (error**2)[:, None]
+    precision = own + other + model
     mean = own * own_total / np.maximum(own_samples, 1e-9) + other * lent_total / np.maximum(lent_samples, 1e-9)
-    mean = mean / np.maximum(precision, 1e-9)
+    mean = (mean + model * np.nan_to_num(believed)) / np.maximum(precision, 1e-9)
     sure = np.log1p(np.float32(WIDE**2) * precision) / np.float32(2 * SURE_SCALE)
     out = (len(rows), *shape[1:])
     return np.asarray(mean.reshape(out), np.float32), np.asarray(sure.reshape(out), np.float32)

@@ -299,6 +299,10 @@ class NcclFabric(Section):
     """A real job: its processes load the plugin, and are found by their job id on every node."""
 
     kind: Literal["nccl"]
+    cluster: NamedCluster | None = None
+    """A preset's name, the path of a cluster YAML or of what was calibrated, or settings in place. Its model says what
+    to expect of each configuration before anything is measured, and is believed as far as it turns out to be right; it
+    also says what the fields below do."""
     topology: TopologyClass = "fat-tree"
     intra: IntraLink = "none"
     inter: InterLink = "none"
@@ -310,6 +314,13 @@ class NcclFabric(Section):
     library: Library = "nccl"
     sms: Count | None = None
     """Streaming multiprocessors of a GPU, such as 132 of an H100; without them the reward has no ``sm`` term."""
+
+    @model_validator(mode="after")
+    def _said_once(self) -> Self:
+        twice = sorted(self.model_fields_set - {"kind", "cluster"})
+        if self.cluster is not None and twice:
+            raise ValueError(f"{', '.join(twice)}: {self.cluster.name} says that already; leave out one of them")
+        return self
 
 
 class Epochs(Section):

@@ -40,6 +40,8 @@ class Keys:
     """(N, N_PAIRS, N_CHUNKS)"""
     context: Float32
     """(N, STATIC_SIZE) what is known of the communicator, encoded."""
+    prior: Float32
+    """(N, N_PAIRS, N_CHANNELS + N_CHUNKS) what a model of the cluster expects, see ``prior.py``; NaN where nothing."""
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -153,7 +155,13 @@ def no_keys() -> Keys:
         channels=np.zeros((0, N_PAIRS, N_CHANNELS), np.bool_),
         chunks=np.zeros((0, N_PAIRS, N_CHUNKS), np.bool_),
         context=np.zeros((0, STATIC_SIZE), np.float32),
+        prior=nothing_expected(0),
     )
+
+
+def nothing_expected(n: int) -> Float32:
+    """``Keys.prior`` of keys on a cluster that nobody described."""
+    return np.full((n, N_PAIRS, N_CHANNELS + N_CHUNKS), np.nan, np.float32)
 
 
 def no_outcome(n: int) -> Outcome:

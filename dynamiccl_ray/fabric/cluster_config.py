@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -208,6 +208,14 @@ class Cluster(Section):
             raise ValueError(f"cluster {self.name} has no network (inter), so nodes must be 1, not {nodes}")
         if nodes * self.gpus_per_node < 2:
             raise ValueError(f"{nodes} node of cluster {self.name} has one GPU; a collective needs two")
+
+    def part(self, gpus_per_node: int) -> Cluster:
+        """So many GPUs of each node, with their share of its network devices."""
+        changes: dict[str, Any] = {"gpus_per_node": gpus_per_node}
+        if self.inter is not None:
+            nics = max(1, self.inter.nics * gpus_per_node // self.gpus_per_node)
+            changes["inter"] = self.inter.model_copy(update={"nics": nics})
+        return self.model_copy(update=changes)
 
     def tier(self, nodes: int) -> int:
         """The farthest tier that a communicator over ``nodes`` nodes crosses; PCIe counts as 2, NVLink as 1."""

@@ -134,9 +134,14 @@ class Dynamics(Section):
 
 
 def noise(
-    rng: np.random.Generator, shape: tuple[int, int], sigma: float, tail: Tail, wander: Wander | None = None
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    sigma: float | Float64,
+    tail: Tail,
+    wander: Wander | None = None,
 ) -> Float64:
-    """Factors on times of (steps, keys): log-normal with a Pareto tail, and what they have in common.
+    """Factors on times of (steps, keys): log-normal with a Pareto tail, and what they have in common. ``sigma`` is
+    of the logs, one number or one of each key.
 
     The median is 1 where nothing wanders: only draws above it are ever stretched, so it stays where it is.
     """

@@ -28,6 +28,7 @@ from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.dynamics import Dynamics, Failures, Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.load_streams import LoadStreams
+from dynamiccl_ray.fabric.pricing import expected
 from dynamiccl_ray.fabric.randomise import randomised
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.simulation.scenario import Scenario, modelled
@@ -81,7 +82,9 @@ class Sampling:
     spread: float = 0.2
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
     sigma: tuple[float, float] = (0.005, 0.05)
-    """Least and most noise; log-uniform between them."""
+    """Least and most noise of a job; log-uniform between them, ..."""
+    uneven: float = 0.5
+    """... times a log-normal factor of each key's own: standard deviation of its log."""
     rooted: float = 0.05
     """Share of the keys that are broadcasts and reductions to a root."""
     sync: tuple[SyncMode, ...] = ("bsp",)
@@ -98,7 +101,8 @@ class Sampling:
 def sample_scenarios(
     rng: np.random.Generator, places: Sequence[tuple[Cluster, int]], count: int, sampling: Sampling | None = None
 ) -> list[Scenario]:
-    """``count`` scenarios, each near a place drawn from ``places``: (cluster, nodes). Phase 0 is idle.
+    """``count`` scenarios, each near a place drawn from ``places``: (cluster, nodes). Phase 0 is idle, and the model of
+    the place itself says what to expect.
 
     Raises ValueError without a place, and what ``modelled`` does.
     """
@@ -119,6 +123,7 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
     shifts = rng.integers(s.least_phases - 1, s.most_phases)
     # At least one step of each phase.
     starts = np.sort(rng.choice(np.arange(1, s.horizon), shifts, replace=False))
+    factor = np.exp(s.uneven * rng.spawn(1)[0].standard_normal(s.keys))
     return modelled(
         randomised(cluster, rng, s.spread),
         nodes,
@@ -127,9 +132,10 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
         weight=np.array([t.calls for t in drawn])[order],
         loads=[IDLE, *_loads(rng, cluster, nodes, starts, s)],
         starts=[0, *starts.tolist()],
-        sigma=float(np.exp(rng.uniform(*np.log(s.sigma)))),
+        sigma=np.exp(rng.uniform(*np.log(s.sigma))) * factor,
         tail=Tail(probability=s.rare * int(rng.integers(2))),
         about=_about(rng, s, purpose, compression, rate),
+        prior=expected(cluster, nodes, collective[order], nbytes[order]),
     )
 
 
@@ -147,6 +153,16 @@ def surprised(scenario: Scenario, rng: np.random.Generator, surprise: float) -> 
     # NCCL's own choice is one of the others, under another name.
     factor[:, OWN_PAIR, 0, 0] = factor[np.arange(len(octaves)), scenario.own_pair, 0, 0]
     return replace(scenario, times_us=(scenario.times_us * factor).astype(np.float32))
+
+
+def told_of(scenario: Scenario, cluster: Cluster | None) -> Scenario:
+    """The same of a job that says it runs on this cluster, right or wrong; None: that does not say.
+
+    A cluster that has no network can say nothing of several nodes.
+    """
+    if cluster is None or (scenario.nodes > 1 and cluster.inter is None):
+        return replace(scenario, prior=None)
+    return replace(scenario, prior=expected(cluster, scenario.nodes, scenario.collective, scenario.nbytes))
 
 
 def _loads(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,8 +23,9 @@ from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Tail, Wander
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.measured import PhasedSurface
-from dynamiccl_ray.fabric.physics import BUFFER_BYTES, Physics
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
+from dynamiccl_ray.fabric.physics import Physics
+from dynamiccl_ray.fabric.pricing import action_times_us
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
 
 Floats = NDArray[np.float32]
 Int64 = NDArray[np.int64]
@@ -52,16 +53,20 @@ class Scenario:
     """(K, N_PAIRS) log of NCCL's predicted cost over its cheapest; 0 where there is none."""
     own_pair: Int64
     """(K,) the pair that NCCL chooses on its own; ``OWN_PAIR`` where that is not known."""
-    sigma: float
-    """Standard deviation of the log time."""
+    sigma: NDArray[np.float64]
+    """(K,) standard deviation of the log time; one number is for all keys."""
     tail: Tail = field(default_factory=Tail)
     wander: Wander | None = None
     """What noise has in common with the noise before it; None for nothing."""
     sm_share: Floats | None = None
     """(K, N_PAIRS, N_CHANNELS) SMs that a collective takes over all of a GPU; None where the GPU is not known."""
+    prior: Floats | None = None
+    """(K, N_PAIRS, N_CHANNELS + N_CHUNKS) what the model of a described cluster expects, see ``pricing.expected``; None
+    where nobody described one."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for phases that do not start at 0 and ascend, or without a time of NCCL's own choice."""
+        object.__setattr__(self, "sigma", np.broadcast_to(np.asarray(self.sigma, np.float64), self.nbytes.shape))
         starts = self.starts.tolist()
         if starts[:1] != [0] or sorted(set(starts)) != starts or len(starts) != len(self.times_us):
             raise ValueError(f"starts are {starts}; give one step for each of {len(self.times_us)} phases, 0 first")
@@ -121,37 +126,21 @@ def modelled(
     weight: ArrayLike = 1.0,
     loads: Sequence[Load] = (IDLE,),
     starts: Sequence[int] = (0,),
-    sigma: float = 0.02,
+    sigma: ArrayLike = 0.02,
     tail: Tail | None = None,
     about: Mapping[str, Any] | None = None,
+    prior: Floats | None = None,
 ) -> Scenario:
     """K keys (``collective``, ``nbytes`` and ``weight`` broadcast to (K,)) on a modelled cluster.
 
-    Only what the plugin would write and NCCL would take has a time: channel counts up to the largest that NCCL itself
-    uses for one of the keys, chunks that fit into half of the protocol's buffer. ``about`` has the other blocks of the
-    context (``workload``, ``scheduler``, ``llm``). Raises what ``Physics`` does.
+    What has a time is as in ``action_times_us``. ``about`` has the other blocks of the context (``workload``,
+    ``scheduler``, ``llm``), ``prior`` is as in ``Scenario``. Raises what ``Physics`` does.
     """
     collectives, sizes = np.broadcast_arrays(np.atleast_1d(collective), np.atleast_1d(nbytes))
     physics = Physics(cluster, nodes)
     belief = physics.belief
     choice = belief.choose(collectives, sizes)
-    counts, chunks = np.array(CHANNEL_VALUES), np.array(CHUNK_VALUES)
-    offered = belief.cost_table_us(collectives, sizes) >= 0
-    granted = physics.grantable() & (counts <= choice.channels.max())
-    fits = chunks <= BUFFER_BYTES[:, None] // 2
-    allowed = offered[..., None, None] & granted[:, None, :, None] & fits[:, None, :]
-    key, algorithm, protocol, channels, chunk = np.nonzero(allowed)
-    own, _ = belief.channels_and_warps(sizes[key], algorithm, protocol)
-    used = np.where(channels > 0, counts[channels], np.maximum(1, own))
-    load = Load(**{f.name: np.array([[getattr(each, f.name)] for each in loads], np.float64) for f in fields(Load)})
-    priced = physics.price_us(
-        collectives[key], sizes[key], algorithm, protocol, used, chunk_bytes=chunks[chunk], load=load
-    )
-    times = np.full((len(loads), len(sizes), N_PAIRS, N_CHANNELS, N_CHUNKS), np.nan, np.float32)
-    # A pair that the belief offers and the model has no pattern for stays NaN.
-    times[:, key, 1 + N_PROTOCOLS * algorithm + protocol, channels, chunk] = priced
-    own_pair = 1 + N_PROTOCOLS * choice.algorithm + choice.protocol
-    times[:, :, OWN_PAIR, 0, 0] = times[:, np.arange(len(sizes)), own_pair, 0, 0]
+    times = action_times_us(physics, collectives, sizes, loads)
     context = Context(topology=topology_of(cluster, nodes), **(about or {}))
     if hands_off(context):
         times[:, :, OWN_PAIR + 1 :] = np.nan
@@ -164,10 +153,11 @@ def modelled(
         starts=np.asarray(starts, np.int64),
         times_us=times,
         cost=_cost(belief, collectives, sizes, times),
-        own_pair=own_pair,
-        sigma=sigma,
+        own_pair=1 + N_PROTOCOLS * choice.algorithm + choice.protocol,
+        sigma=np.asarray(sigma, np.float64),
         tail=tail or Tail(),
         sm_share=_sm_share(cluster, belief, collectives, sizes),
+        prior=prior,
     )
 
 
@@ -178,10 +168,11 @@ def measured(
     topology: Topology,
     weight: ArrayLike = 1.0,
     starts: Sequence[int] = (0,),
+    prior: Floats | None = None,
 ) -> Scenario:
     """Sizes (K,) of one collective on measured surfaces; NCCL's own chunk only, one phase for each of the fabric's.
 
-    The noise is the median over all that was measured. Raises what ``PhasedSurface.tables`` does.
+    A key's noise is the median over what was measured of it. Raises what ``PhasedSurface.tables`` does.
     """
     sizes = np.asarray(nbytes, np.int64)
     time_us, sigma = fabric.tables(sizes)
@@ -205,7 +196,8 @@ def measured(
         times_us=times,
         cost=cost,
         own_pair=own_pair,
-        sigma=float(np.nanmedian(sigma)),
+        sigma=np.nanmedian(sigma, (0, 2, 3)),
+        prior=prior,
     )
 
 

@@ -14,6 +14,8 @@ from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Bursts, Dynamics, Tail, Wander
 from dynamiccl_ray.fabric.measured import PhasedSurface, playable_keys
 from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.fabric.pricing import expected
+from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.simulation.sampling import Sampling, sample_scenarios
 from dynamiccl_ray.simulation.scenario import Scenario, measured
 
@@ -79,9 +81,13 @@ def measured_scenario(nodes: int) -> Scenario:
 
     Raises ConfigError for a number of nodes that was not measured.
     """
-    surface = p5en_all_reduce(nodes)
+    surface, cluster = p5en_all_reduce(nodes), find_cluster(P5EN)
+    sizes = playable_keys(surface)
     return measured(
-        PhasedSurface(base=surface), playable_keys(surface), topology=topology_of(find_cluster(P5EN), nodes)
+        PhasedSurface(base=surface),
+        sizes,
+        topology=topology_of(cluster, nodes),
+        prior=expected(cluster, nodes, Collective.ALL_REDUCE, sizes),
     )
 
 
@@ -111,4 +117,4 @@ def evaluation_splits(
 def _unchanging(scenario: Scenario, sigma: float, wander: Wander) -> Scenario:
     """Its first phase for ever, under other noise."""
     starts, times_us = scenario.starts[:1], scenario.times_us[:1]
-    return replace(scenario, starts=starts, times_us=times_us, sigma=sigma, tail=Tail(), wander=wander)
+    return replace(scenario, starts=starts, times_us=times_us, sigma=np.asarray(sigma), tail=Tail(), wander=wander)

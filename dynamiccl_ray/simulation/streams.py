@@ -12,6 +12,7 @@ from dynamiccl_ray.agent.observation import encode_context
 from dynamiccl_ray.agent.reward import Floats, Reward, total
 from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.config.control import Control, Trigger
+from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Keys, Loop, Measured, salt_of
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import N_PAIRS
@@ -47,6 +48,7 @@ def keys_of(scenario: Scenario, group: int = 0) -> Keys:
         # Which chunks fit depends on the protocol alone, so channels and chunks can be masked apart.
         chunks=np.asarray(valid.any(2)),
         context=np.tile(encode_context(scenario.context), (n, 1)),
+        prior=nothing_expected(n) if scenario.prior is None else scenario.prior,
     )
 
 
@@ -80,7 +82,7 @@ class Simulation:
         self._keys: Final = [keys_of(scenario, i) for i, scenario in enumerate(scenarios)]
         self.nbytes: Final = np.concatenate([keys.nbytes for keys in self._keys])
         """(B,) of each stream's key."""
-        self._sigma: Final = np.repeat([s.sigma for s in scenarios], counts)
+        self._sigma: Final = np.concatenate([s.sigma for s in scenarios])
         # (phases x streams, actions): a row per stream and phase, phases of a stream next to each other.
         self._log_us: Final = np.concatenate(
             [np.log(s.flat_us).transpose(1, 0, 2).reshape(-1, s.flat_us.shape[-1]) for s in scenarios]

@@ -91,7 +91,7 @@ def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Tabl
         times_us=np.stack([_times(of, sizes) for of in phases]),
         cost=np.zeros((len(sizes), N_PAIRS), np.float32),
         own_pair=np.full(sizes.shape, OWN_PAIR, np.int64),
-        sigma=_SIGMA,
+        sigma=np.asarray(_SIGMA),
     )
     shape = f"{nodes}x{int(machine.gpus_per_node[0])}"
     name = f"{machine.name}, {_NAMES[collective]}, {shape} GPUs"

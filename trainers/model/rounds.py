@@ -8,12 +8,12 @@ import numpy as np
 
 from dynamiccl_ray.actors.fabric_runner import Share
 from dynamiccl_ray.config.curriculum import Curriculum
-from dynamiccl_ray.simulation.sampling import Sampling, surprised
+from dynamiccl_ray.simulation.sampling import Sampling, surprised, told_of
 from dynamiccl_ray.simulation.scenario import Scenario
 from dynamiccl_ray.simulation.splits import stage_scenarios
 from dynamiccl_ray.simulation.streams import Simulation
 
-_TRAINING, _VALIDATION, _ROUND, _SURPRISE = 1, 2, 3, 4
+_TRAINING, _VALIDATION, _ROUND, _SURPRISE, _TOLD = 1, 2, 3, 4, 5
 
 
 class Rounds:
@@ -47,6 +47,18 @@ class Rounds:
         rng = np.random.default_rng((self._curriculum.seed, _SURPRISE, *at))
         return surprised(scenario, rng, self._curriculum.stages[stage].surprise)
 
+    def _told(self, stage: int, scenarios: list[Scenario]) -> list[Scenario]:
+        """Some of these jobs do not say which cluster they run on, and some are wrong about it."""
+        rng, of = np.random.default_rng((self._curriculum.seed, _TOLD, stage)), self._curriculum.stages[stage]
+        out = []
+        for scenario in scenarios:
+            other, luck = of.places[int(rng.integers(len(of.places)))].cluster, rng.random()
+            if luck < of.undescribed:
+                out.append(told_of(scenario, None))
+            else:
+                out.append(told_of(scenario, other) if luck < of.undescribed + of.mistaken else scenario)
+        return out
+
     def validation(self, stage: int) -> list[Scenario]:
         """What a stage's progress is judged by."""
         return self._scenarios(stage, _VALIDATION, self._curriculum.validation.scenarios)
@@ -56,7 +68,6 @@ class Rounds:
             seed = (self._curriculum.seed, kind, stage)
             # Shifts that a validation can still adapt to.
             horizon = Sampling.horizon if kind == _TRAINING else max(8, self._curriculum.validation.collectives // 4)
-            self._kept[stage, kind] = stage_scenarios(
-                self._curriculum.stages[stage], self._curriculum, seed, count, horizon
-            )
+            drawn = stage_scenarios(self._curriculum.stages[stage], self._curriculum, seed, count, horizon)
+            self._kept[stage, kind] = self._told(stage, drawn) if kind == _TRAINING else drawn
         return self._kept[stage, kind]

@@ -16,9 +16,10 @@ import numpy as np
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Status
-from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, PlayedJob, RealNcclFabric
+from dynamiccl_ray.config.experiment import EmulatedJob, MeasuredFabric, NcclFabric, Online, PlayedJob, RealNcclFabric
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError, short
+from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.plugin_bridge import plugin_path
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
@@ -172,13 +173,17 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
             run=run,
             experiment=experiment,
             cluster=fabric.cluster,
+            model=_model(experiment),
             played=fabric.processes,
             sms=fabric.sms,
             valid=fabric.valid,
         )
     described = experiment.fabric
     if not isinstance(described, NcclFabric):
-        return Plan(run=run, experiment=experiment, cluster=cluster_of(described))
+        return Plan(run=run, experiment=experiment, cluster=cluster_of(described), model=_model(experiment))
+    if described.cluster is not None:
+        cluster = described.cluster
+        return Plan(run=run, experiment=experiment, cluster=cluster, model=cluster, sms=cluster.sms)
     return Plan(
         run=run,
         experiment=experiment,
@@ -188,6 +193,12 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
             **described.model_dump(include={"intra", "inter", "nvls", "tier_max", "ina_active", "library"}),
         },
     )
+
+
+def _model(experiment: Online) -> Cluster | None:
+    """What tells a played job's learner what to expect: never the model that plays it."""
+    fabric = experiment.fabric
+    return cluster_of(fabric) if isinstance(fabric, MeasuredFabric) else None
 
 
 @contextlib.contextmanager

@@ -13,11 +13,12 @@ MIB = 1 << 20
 
 
 def _combined(
-    samples: list[float], means: list[float], lending: Lending, noise: float = 0.02
+    samples: list[float], means: list[float], lending: Lending, noise: float = 0.02, expected: float = np.nan
 ) -> tuple[list[float], list[float]]:
     n = np.array(samples, np.float32)[:, None]
     total, rows = n * np.array(means, np.float32)[:, None], np.arange(len(n))
-    time, sure = combine(total, n, np.full(len(n), noise, np.float32), lending, rows)
+    prior, error = np.full(n.shape, expected, np.float32), np.full(len(n), 0.1, np.float32)
+    time, sure = combine(total, n, np.full(len(n), noise, np.float32), lending, rows, prior, error)
     return time[:, 0].tolist(), sure[:, 0].tolist()
 
 
@@ -34,9 +35,21 @@ def test_own_measurements_are_their_mean_and_surer_the_more_there_are() -> None:
     assert WIDE * np.exp(-SURE_SCALE * sure[1]) == pytest.approx(np.hypot(0.02, 0.003), rel=0.01)
 
 
+def test_what_is_expected_is_all_there_is_until_something_is_measured() -> None:
+    time, sure = _combined([0, 1, 64], [0.0, 0.3, 0.3], _alone(3), expected=-0.2)
+    assert time[0] == pytest.approx(-0.2)
+    assert WIDE * np.exp(-SURE_SCALE * sure[0]) == pytest.approx(0.1, rel=0.03)
+    # The mean of two estimates, each by its precision: 0.3 of noise 0.02, -0.2 of error 0.1.
+    own, model = 1 / (0.02**2 + 0.003**2), 1 / 0.1**2
+    assert time[1] == pytest.approx((0.3 * own - 0.2 * model) / (own + model), abs=1e-5)
+    assert time[2] == pytest.approx(0.3, abs=1e-3)
+    assert sure == sorted(sure)
+
+
 def test_before_the_first_collective_there_are_no_keys() -> None:
     nothing = np.zeros((0, 22, 19), np.float32)
-    time, sure = combine(nothing, nothing, np.zeros(0, np.float32), Lending([], [], []), np.zeros(0, np.int64))
+    of = np.zeros(0, np.float32)
+    time, sure = combine(nothing, nothing, of, Lending([], [], []), np.zeros(0, np.int64), nothing, of)
     assert time.shape == sure.shape == nothing.shape
 
 
@@ -45,7 +58,11 @@ def test_asked_about_some_keys_it_says_what_it_says_about_all() -> None:
     lending = Lending([0, 0, 1, 0], [4, 4, 4, 4], [MIB, 2 * MIB, MIB, 64 * MIB])
     samples = rng.integers(0, 9, (4, 3, 2)).astype(np.float32)
     given = (samples * rng.normal(0, 0.2, samples.shape).astype(np.float32), samples, np.full(4, 0.02, np.float32))
-    every, some = (combine(*given, lending, np.array(rows)) for rows in ([0, 1, 2, 3], [3, 0]))
+    prior, error = rng.normal(0, 0.2, samples.shape).astype(np.float32), np.full(4, 0.1, np.float32)
+    prior[0, 1] = np.nan
+    every, some = (
+        combine(*given, lending, np.array(rows), prior[rows], error[rows]) for rows in ([0, 1, 2, 3], [3, 0])
+    )
     for of_every, of_some in zip(every, some, strict=True):
         np.testing.assert_array_equal(of_some, of_every[[3, 0]])
 

@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from looped import MIB, pair
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.arrays import Float32
+from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.evidence import Contest, Evidence
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 
-def _store(keys: int) -> Evidence:
+def _store(keys: int, prior: Float32 | None = None) -> Evidence:
     """Keys of one kind on one communicator, from 1 MiB on."""
     evidence = Evidence()
-    evidence.grow(np.zeros(keys), np.full(keys, 4), MIB << np.arange(keys))
+    prior = nothing_expected(keys) if prior is None else prior
+    evidence.grow(np.zeros(keys), np.full(keys, 4), MIB << np.arange(keys), prior)
     return evidence
 
 
@@ -246,11 +249,37 @@ def test_keys_that_are_kept_move_together_and_lend_to_each_other_as_before() -> 
         _measured(evidence, row, OWN_ACTION, 4, 3.0 + row, begin=True)
     _measured(evidence, 1, pair(5), 4, 3.5)
     evidence.keep(np.array([False, True, False, True]))
-    evidence.grow([1], [4], [2 * MIB])
+    evidence.grow([1], [4], [2 * MIB], nothing_expected(1))
     assert evidence.baseline[:2].tolist() == [4.0, 6.0]
     (time, sure), _ = evidence.estimates(np.arange(3))
     assert time[:2, 5, 0].tolist() == pytest.approx([-0.5, -0.5], abs=1e-6)
     assert sure[0, 5, 0] > sure[1, 5, 0] > sure[2, 5, 0] == 0
+
+
+def test_a_model_that_was_wrong_about_what_was_tried_is_believed_less_of_what_was_not() -> None:
+    expected = nothing_expected(2)
+    expected[:, 1:9] = -0.3
+    surer = []
+    for ratio in (-0.3, 0.7):
+        evidence = _store(2, expected)
+        for row in range(2):
+            _measured(evidence, row, OWN_ACTION, 4, 3.0, begin=True)
+        for tried in range(1, 6):
+            _measured(evidence, 0, pair(tried), 4, 3.0 + ratio)
+        (time, sure), _ = evidence.estimates(np.arange(2))
+        assert time[0, 8, 0] == pytest.approx(-0.3), "nothing else is known of it"
+        assert time[0, 1, 0] == pytest.approx(ratio, abs=0.01)
+        surer.append(float(sure[0, 8, 0]))
+    assert surer[0] > 3 * surer[1] > 0
+
+
+def test_keys_that_are_kept_keep_what_is_expected_of_them() -> None:
+    expected = nothing_expected(3)
+    expected[:, 5] = np.array([0.1, 0.2, 0.3])[:, None, None][:, 0]
+    evidence = _store(3, expected)
+    evidence.keep(np.array([False, True, True]))
+    (time, _), _ = evidence.estimates(np.arange(2))
+    assert time[:, 5, 0].tolist() == pytest.approx([0.2, 0.3])
 
 
 def test_a_rare_key_does_not_hide_what_stands_out_beside_it() -> None:

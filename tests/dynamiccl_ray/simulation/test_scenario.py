@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, Action, action_of, action_parts, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, Action, action_of, action_parts, flat_action
 from dynamiccl_ray.agent.observation import Topology
 from dynamiccl_ray.fabric import measured as tables
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
@@ -17,8 +17,9 @@ from dynamiccl_ray.fabric.dynamics import Dynamics, SlowRanks
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.fabric.pricing import expected
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, OWN_PAIR, Collective, Protocol, pair_index
-from dynamiccl_ray.simulation.sampling import Sampling, random_load, sample_scenarios, surprised
+from dynamiccl_ray.simulation.sampling import Sampling, random_load, sample_scenarios, surprised, told_of
 from dynamiccl_ray.simulation.scenario import Scenario, measured, modelled
 
 SIZES = 1 << np.arange(12, 28, 3)
@@ -109,7 +110,9 @@ def test_a_measured_scenario_has_the_measured_oracle(nodes: int) -> None:
         np.testing.assert_allclose(scenario.oracle_us[phase], best_us, rtol=1e-6)
         assert np.array_equal(scenario.oracle[phase], flat_action(pair, channels, 0))
         np.testing.assert_allclose(scenario.default_us[phase], times[phase, :, 0, 0], rtol=1e-6)
-    assert np.nanmin(sigma) <= scenario.sigma <= np.nanmax(sigma)
+    # Small messages vary by far more than large ones do, and beside a job each time is drawn with its own.
+    assert np.all((np.nanmin(sigma, (0, 2, 3)) <= scenario.sigma) & (scenario.sigma <= np.nanmax(sigma, (0, 2, 3))))
+    assert scenario.sigma[0] > 5 * scenario.sigma[-1]
     assert np.array_equal(scenario.valid.sum(-1), np.isfinite(times[0]).sum((1, 2)))
 
 
@@ -156,6 +159,34 @@ def test_surprises_have_the_spread_that_they_say_and_own_choices_stay_what_they_
         dict.fromkeys(parts, surprise), rel=0.15
     )
     assert np.array_equal(surprised(scenario, rng, 0.0).times_us, scenario.times_us, equal_nan=True)
+
+
+def test_a_job_may_say_which_cluster_it_runs_on_and_be_wrong() -> None:
+    place = find_cluster("dgx-h100-ndr")
+    (scenario,) = sample_scenarios(np.random.default_rng(0), [(place, 4)], 1, Sampling(keys=4))
+    said = expected(place, 4, scenario.collective, scenario.nbytes)
+    assert scenario.prior is not None
+    assert np.array_equal(scenario.prior, said, equal_nan=True)
+    # Its own rates and latencies differ from the preset's.
+    off = np.log(scenario.times_us[0, ..., 0] / scenario.default_us[0][:, None, None]) - said[..., :N_CHANNELS]
+    assert 0.001 < np.nanstd(off) < 0.5
+    assert told_of(scenario, None).prior is None
+    wrong = told_of(scenario, find_cluster("cloud-tcp")).prior
+    assert wrong is not None
+    assert np.nanstd(wrong - said) > 0.1
+    inside = place.model_copy(update={"inter": None})
+    assert told_of(scenario, inside).prior is None, "it can say nothing of several nodes"
+
+
+def test_keys_of_one_job_vary_by_different_amounts() -> None:
+    place = [(find_cluster("dgx-h100-ndr"), 4)]
+    even, uneven = (
+        sample_scenarios(np.random.default_rng(0), place, 8, Sampling(keys=16, uneven=by)) for by in (0.0, 0.5)
+    )
+    assert all(np.ptp(scenario.sigma) == 0 for scenario in even)
+    spread = np.concatenate([np.log(scenario.sigma / of.sigma) for scenario, of in zip(uneven, even, strict=True)])
+    assert spread.std() == pytest.approx(0.5, rel=0.2)
+    assert all(np.array_equal(a.times_us, b.times_us, equal_nan=True) for a, b in zip(uneven, even, strict=True))
 
 
 def test_sampling_needs_a_place() -> None:

@@ -10,6 +10,8 @@ import pytest
 from dynamiccl_ray.actors.fabric_runner import Share
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.curriculum import Curriculum
+from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.simulation.sampling import told_of
 from dynamiccl_ray.simulation.scenario import Scenario
 from dynamiccl_ray.trainers.model import rounds as module
 from dynamiccl_ray.trainers.model.rounds import Rounds
@@ -49,6 +51,28 @@ def _made(rounds: Rounds, *share: int) -> Made:
 
 def _times(made: Made) -> list[bytes]:
     return [scenario.times_us.tobytes() for scenario in made[0]]
+
+
+def test_some_jobs_do_not_say_where_they_run_and_some_are_wrong_but_none_that_is_validated() -> None:
+    stage = _stage(CLUSTERS[0], 0.0) | {"undescribed": 0.3, "mistaken": 0.3}
+    stage["places"] = [{"cluster": cluster, "nodes": [2]} for cluster in CLUSTERS]
+    rounds = Rounds(_curriculum(stages=[stage], streams={"pool": 60, "scenarios": 4, "keys": 3}))
+    every = [s for number in range(60) for s in _made(rounds, number, 0)[0]]
+    said = [None if s.prior is None else _said_by(s) for s in every]
+    silent = sum(of is None for of in said) / len(said)
+    wrong = sum(of is not None and of != s.cluster for s, of in zip(every, said, strict=True)) / len(said)
+    assert 0.15 < silent < 0.45
+    assert 0.1 < wrong < 0.4
+    assert all(_said_by(s) == s.cluster for s in rounds.validation(0))
+
+
+def _said_by(scenario: Scenario) -> str:
+    """Whose model expects what a scenario's job expects."""
+    for name in CLUSTERS:
+        other = told_of(scenario, find_cluster(name)).prior
+        if np.array_equal(np.asarray(scenario.prior), np.asarray(other), equal_nan=True):
+            return name
+    raise AssertionError("no place's")
 
 
 def test_half_of_a_round_is_from_its_stage_and_half_from_all_so_far() -> None:

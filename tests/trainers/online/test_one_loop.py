@@ -141,7 +141,8 @@ def test_a_job_is_decided_as_the_evaluation_decides(tmp_path: Path, job: str, mo
 def _in_order(scenario: Scenario, nbytes: list[int]) -> Scenario:
     """With its keys in this order."""
     of = [scenario.nbytes.tolist().index(size) for size in nbytes]
-    by_key = {name: getattr(scenario, name)[of] for name in ("collective", "nbytes", "weight", "cost", "own_pair")}
+    names = ("collective", "nbytes", "weight", "cost", "own_pair", "sigma", "prior")
+    by_key = {name: getattr(scenario, name)[of] for name in names}
     return replace(scenario, **by_key, times_us=scenario.times_us[:, of])
 
 
@@ -152,7 +153,9 @@ def test_a_policy_learns_in_what_it_is_judged_by(first: int, monkeypatch: pytest
     """
     control = Control.model_validate({"learning": LEARNING | {"sequence": 24, "heat": 0}})
     whole = tcp(Load(inter_bandwidth=0.5))
-    scenario = replace(whole, sigma=0.0, times_us=whole.times_us[first : first + 1], starts=np.zeros(1, np.int64))
+    scenario = replace(
+        whole, sigma=np.zeros(()), times_us=whole.times_us[first : first + 1], starts=np.zeros(1, np.int64)
+    )
     torch.manual_seed(0)
     net = policy.PolicyNetwork(16)
     told = _listen(monkeypatch)
