@@ -120,6 +120,11 @@ def combine(
     return np.asarray(mean.reshape(out), np.float32), np.asarray(sure.reshape(out), np.float32)
 
 
+def deviation(sure: NDArray[Any]) -> NDArray[Any]:
+    """Standard deviations of log time ratios that ``combine`` is so sure of."""
+    return np.asarray(WIDE * np.exp(-SURE_SCALE * sure))
+
+
 def stale(samples: NDArray[Any], noise: NDArray[Any]) -> NDArray[Any]:
     """What counts (B, ...) are worth after a shift: no more than one time that is off by ``_STALE``, and no more than
     half a collective.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dynamiccl_ray.actions import N_CHANNELS, flat_action
-from dynamiccl_ray.agent.lending import SURE_SCALE, WIDE
+from dynamiccl_ray.agent.lending import deviation
 from dynamiccl_ray.agent.observation import part
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.baselines.in_loop import InLoop
@@ -41,8 +41,7 @@ class Thompson(InLoop):
         return flat_action(pair, channels, chunk)
 
     def _sample(self, mean: Any, sure: Any, valid: Any) -> Float64:
-        deviation = WIDE * np.exp(-SURE_SCALE * sure)
-        return np.where(valid > 0, mean + deviation * self._rng.standard_normal(mean.shape), np.inf)
+        return np.where(valid > 0, mean + deviation(sure) * self._rng.standard_normal(mean.shape), np.inf)
 
 
 class Uniform(InLoop):

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
-from dynamiccl_ray.agent.lending import Lending, combine, noise_of, stale, worse_than_own
+from dynamiccl_ray.agent.lending import Lending, combine, deviation, noise_of, stale, worse_than_own
 from dynamiccl_ray.agent.prior import error_of
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
@@ -35,6 +35,8 @@ _ROWS: Final[dict[str, tuple[tuple[int, ...], type, float]]] = {
     "square": ((), np.float64, 0),
     "freedom": ((), np.float64, 0),
 }
+# Standard deviation of a log time ratio that is known well.
+_KNOWN_WELL: Final = 0.1
 _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
 
 
@@ -236,6 +238,15 @@ class Evidence:
             behind=np.stack([index[~contends], action[~contends]], -1),
             known=np.stack([index, action], -1)[samples >= enough],
         )
+
+    def may_be_best(self, rows: Int64, allowed: Bool) -> Bool:
+        """(R, N_PAIRS) whether a channel count that is ``allowed`` (R, N_PAIRS, N_CHANNELS) is not behind what is known
+        well by two standard deviations, by all that is said of both.
+        """
+        (time, sure), _ = self.estimates(rows)
+        least = np.where(allowed, time - 2 * deviation(sure), np.inf).min(-1)
+        known = np.where(allowed & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
+        return np.asarray(least < known[:, None])
 
     def pairs_tried(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""

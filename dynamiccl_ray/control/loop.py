@@ -389,10 +389,11 @@ class Loop:
         return np.asarray(allowed)
 
     def _untried(self, rows: Int64, allowed: Bool) -> Int64:
-        """(R,) see ``Due``: of the pairs, with NCCL's own channels and chunk if that may be, the one that NCCL believes
-        in most."""
+        """(R,) see ``Due``: of the pairs that may be better than what is known the one that NCCL believes in most, with
+        NCCL's own channels and chunk if that may be."""
         cost = self.keys.cost[rows]
         worth = allowed.any((2, 3)) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
+        worth &= self.evidence.may_be_best(rows, np.asarray(allowed.any(-1)))
         worth[:, OWN_PAIR] = False
         pair = np.where(worth, cost, np.inf).argmin(-1)
         of_pair = allowed[np.arange(len(rows)), pair].reshape(len(rows), N_CHANNELS * N_CHUNKS)
