@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from dynamiccl_ray.calibration.samples import Machine
 
 Shape = tuple[str, int, int, int]
 """Variant of the machine, collective, nodes, GPUs per node."""
+JOINT: Final = " + "
+"""Between the names of tables that are one machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +91,7 @@ def _join(machines: Sequence[Machine]) -> Machine:
         for name, column in vars(first).items()
         if isinstance(column, np.ndarray)
     }
-    return replace(first, name=" + ".join(machine.name for machine in machines), **columns)
+    return replace(first, name=JOINT.join(machine.name for machine in machines), **columns)
 
 
 def own_rows(machine: Machine) -> Machine:

@@ -16,7 +16,7 @@ import numpy as np
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Status
-from dynamiccl_ray.config.experiment import EmulatedJob, NcclFabric, Online, PlayedJob, RealNcclFabric
+from dynamiccl_ray.config.experiment import EmulatedJob, MeasuredFabric, NcclFabric, Online, PlayedJob, RealNcclFabric
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError, short
 from dynamiccl_ray.plugin_bridge import plugin_path
@@ -177,6 +177,9 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
             valid=fabric.valid,
         )
     described = experiment.fabric
+    if isinstance(described, MeasuredFabric) and described.path is not None and not described.path.is_dir():
+        # A run that is looked at elsewhere: what it learned is known, only the words for its hardware are gone.
+        return Plan(run=run, experiment=experiment)
     if not isinstance(described, NcclFabric):
         return Plan(run=run, experiment=experiment, cluster=cluster_of(described))
     return Plan(
