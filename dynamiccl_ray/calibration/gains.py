@@ -54,7 +54,7 @@ class Quantiles:
 INTERVAL: Final = Quantiles(low=0.0, middle=0.066, high=1.806)
 """Over 261 cells of 16 machines of which NCCL's own choice and forced settings were measured; by
 ``benchmarks/gain_interval.py``."""
-MODEL: Final = Quantiles(low=-1.424, middle=-0.039, high=0.270)
+MODEL: Final = Quantiles(low=-1.424, middle=-0.0395, high=0.270)
 """The same where p is what a calibrated model says, and settings were forced at other sizes or scales: 149 cells."""
 
 

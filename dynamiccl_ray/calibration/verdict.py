@@ -31,7 +31,8 @@ def verdict(rows: Sequence[Row], directory: str) -> Verdict:
     if sure:
         measured = [r for r in sure if r.basis == "measured"]
         gains = [r.low for r in sure if r.low is not None]
-        why = f"{where(sure)} gains {WORTH - 1:.0%} or more, {max(gains):.2f}x at most."
+        least = "" if len(measured) == len(sure) else "at least "
+        why = f"{where(sure)} gains {WORTH - 1:.0%} or more, {least}{max(gains):.2f}x at the best of them."
         if still:
             why += f" Not known for {where(still)}."
         if measured:
