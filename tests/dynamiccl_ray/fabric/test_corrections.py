@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dynamiccl_ray.fabric.corrections import Corrections, RatioCurve, usual_variant
+from dynamiccl_ray.fabric.crossover import crossover
 from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import CHANNEL_VALUES, OWN_PAIR, Algorithm, Collective, Protocol, pair_index
@@ -69,3 +70,10 @@ def test_a_cluster_with_curves_is_priced_by_them() -> None:
     np.testing.assert_allclose(after[:, pair_index(TREE, LL)], before[:, pair_index(TREE, LL)])
     own = 2 * np.nanmin(before[:, 1:, 0], 1)
     np.testing.assert_allclose(after[:, OWN_PAIR, 0], own)
+
+
+def test_nothing_is_better_than_nccls_own_choice_where_that_was_measured_to_be_the_best() -> None:
+    cluster = find_cluster("dgx-h100-ndr").model_copy(update={"corrections": (curve("nccl", np.log(0.5)),)})
+    found = crossover(cluster, [2], Collective.ALL_REDUCE, np.array([1 << 16]))
+    assert found.ratio.tolist() == [[1.0]]
+    assert [(row["best"], row["channels"]) for row in found.rows()] == [("nccl", 0)]
