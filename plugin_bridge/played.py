@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.calibration.cells import JOINT, joined
+from dynamiccl_ray.calibration.samples import read_library
 from dynamiccl_ray.config.experiment import EmulatedFabric, EmulatedJob, Event, MeasuredFabric
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.cluster_config import Cluster
@@ -28,6 +31,7 @@ from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
 from dynamiccl_ray.plugin_bridge.program import Comm, Program
 from dynamiccl_ray.plugin_bridge.times import Times
+from dynamiccl_ray.simulation.tables import LEAST_OPTIONS, Table, tables
 
 # The release of NCCL that the emulated one calls itself.
 _VERSION: Final = "2.30.7"
@@ -257,33 +261,94 @@ def _emulated(fabric: EmulatedFabric) -> _Layout:
 
 
 def _measured(fabric: MeasuredFabric) -> _Layout:
-    measurements = measured.read_measurements(fabric.files or [MEASURED / name for name in P5EN_FILES])
-    base = _surface(measurements, fabric.nodes)
-    later = [_phase(measurements, base, event) for event in fabric.events]
+    surfaces = _p5en(fabric) if fabric.path is None else _own(fabric)
+    base = surfaces.at(fabric.nodes)
+    later = [_phase(surfaces, base, event) for event in fabric.events]
     nbytes = measured.playable_keys(base)
     time_us, sigma = measured.PhasedSurface(base=base, later=tuple(later)).tables(nbytes)
+    assert base.belief is not None
     return _Layout(
-        belief=p5en_belief(fabric.nodes),
-        collective=np.full(len(nbytes), int(Collective.ALL_REDUCE)),
+        belief=base.belief,
+        collective=np.full(len(nbytes), int(base.selection.collective)),
         nbytes=nbytes,
         time_us=time_us,
         sigma=sigma,
         vendor_us=base.vendor_us(nbytes),
-        cluster=find_cluster(P5EN),
+        cluster=surfaces.cluster,
     )
 
 
-def _surface(measurements: Any, nodes: int) -> measured.Surface:
-    selection = measured.Selection(
-        collective=Collective.ALL_REDUCE, nodes=nodes, ranks=nodes * P5EN_GPUS, gpus_per_node=P5EN_GPUS
-    )
-    selection.of(measurements)
-    return measured.Surface.of(measurements, selection, p5en_belief(nodes))
+@dataclass(frozen=True, kw_only=True)
+class _Surfaces:
+    """One collective of one machine, over numbers of nodes. ``at`` raises ConfigError for one that was not measured."""
+
+    cluster: Cluster
+    at: Callable[[int], measured.Surface]
 
 
-def _phase(measurements: Any, base: measured.Surface, event: Event) -> measured.NetworkPhase:
+def _p5en(fabric: MeasuredFabric) -> _Surfaces:
+    measurements = measured.read_measurements(fabric.files or [MEASURED / name for name in P5EN_FILES])
+
+    def at(nodes: int) -> measured.Surface:
+        selection = measured.Selection(
+            collective=Collective.ALL_REDUCE, nodes=nodes, ranks=nodes * P5EN_GPUS, gpus_per_node=P5EN_GPUS
+        )
+        selection.of(measurements)
+        return measured.Surface.of(measurements, selection, p5en_belief(nodes))
+
+    return _Surfaces(cluster=find_cluster(P5EN), at=at)
+
+
+def _own(fabric: MeasuredFabric) -> _Surfaces:
+    found = own_tables(fabric)
+
+    def at(nodes: int) -> measured.Surface:
+        table = found.get(nodes)
+        if table is None:
+            raise ConfigError(
+                f"fabric.nodes: {fabric.collective} on {nodes} nodes of {fabric.gpus} GPUs was not measured in "
+                f"{fabric.path}; it was on {', '.join(map(str, sorted(found)))} nodes"
+            )
+        if not table.default_known:
+            raise ConfigError(
+                f"{fabric.path}: NCCL's own choice was not measured at every size of {table.name}; add a log of "
+                "nccl-tests without NCCL_ALGO and NCCL_PROTO"
+            )
+        return table.surface
+
+    return _Surfaces(cluster=next(iter(found.values())).cluster, at=at)
+
+
+def own_tables(fabric: MeasuredFabric) -> dict[int, Table]:
+    """Nodes -> what was measured in a fabric's ``path``. Raises ConfigError where there is nothing to play."""
+    assert fabric.path is not None
+    machines = joined(read_library(fabric.path).machines)
+    names = ", ".join(machine.name for machine in machines)
+    if fabric.machine is None and len(machines) > 1:
+        raise ConfigError(f"fabric.machine: {fabric.path} has the machines {names}; name one")
+    # Tables that were joined are known by the name of each.
+    chosen = [m for m in machines if fabric.machine in (None, m.name, *m.name.split(JOINT))]
+    if not chosen:
+        raise ConfigError(f"fabric.machine is {fabric.machine!r}; {fabric.path} has {names}")
+    everything, _ = tables(chosen, horizon=2)
+    wanted = int(Collective[fabric.collective.upper()])
+    found = {
+        table.scenario.nodes: table
+        for table in everything
+        if int(table.scenario.collective[0]) == wanted and table.cluster.gpus_per_node == fabric.gpus
+    }
+    if not found:
+        known = "; ".join(table.name for table in everything) or "no shape"
+        raise ConfigError(
+            f"{fabric.path}: no size of {fabric.collective} on nodes of {fabric.gpus} GPUs has {LEAST_OPTIONS} "
+            f"measured options, NCCL's own choice among them; there are {known}"
+        )
+    return found
+
+
+def _phase(surfaces: _Surfaces, base: measured.Surface, event: Event) -> measured.NetworkPhase:
     if event.swap_nodes is not None:
-        return measured.NetworkPhase(name=event.name, surface=_surface(measurements, event.swap_nodes))
+        return measured.NetworkPhase(name=event.name, surface=surfaces.at(event.swap_nodes))
     assert event.link_bandwidth is not None
     return measured.NetworkPhase(
         name=event.name,

@@ -28,7 +28,7 @@ from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR, Collective
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
-from dynamiccl_ray.plugin_bridge.played import Prices, plugin_env
+from dynamiccl_ray.plugin_bridge.played import Prices, own_tables, plugin_env
 from dynamiccl_ray.plugin_bridge.program import SEND_RECV, Comm, Ops, Program
 from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl, build_nccl
 from dynamiccl_ray.plugin_bridge.times import CHUNKS, Times
@@ -57,7 +57,7 @@ def real_job(fabric: RealNcclFabric, *, seed: int, say: Callable[[str], None] = 
 def cluster_of(fabric: MeasuredFabric | EmulatedFabric | RealNcclFabric) -> Cluster:
     """The cluster that a job is played on."""
     if isinstance(fabric, MeasuredFabric):
-        return find_cluster(P5EN)
+        return find_cluster(P5EN) if fabric.path is None else next(iter(own_tables(fabric).values())).cluster
     return fabric.cluster.part(fabric.ranks_per_node) if isinstance(fabric, RealNcclFabric) else fabric.cluster
 
 

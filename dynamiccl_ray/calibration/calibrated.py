@@ -11,26 +11,15 @@ import yaml
 from numpy.typing import NDArray
 
 from dynamiccl_ray.calibration.fit import fit
-from dynamiccl_ray.calibration.model import RatioCurve, Rows, corrections, curves_of, variants_of
+from dynamiccl_ray.calibration.model import Rows, corrections, curves_of, variants_of
 from dynamiccl_ray.calibration.samples import Machine
 from dynamiccl_ray.calibration.spikes import spikes
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.corrections import RatioCurve
 from dynamiccl_ray.settings import Count, Section, read_yaml
 
 Float64 = NDArray[np.float64]
-
-
-class CurveYaml(Section):
-    """``model.RatioCurve``."""
-
-    variant: str
-    collective: int
-    setting: str
-    nodes: Count
-    gpus_per_node: Count
-    log2_bytes: tuple[float, ...]
-    log_ratio: tuple[float, ...]
 
 
 class Calibrated(Section):
@@ -45,12 +34,12 @@ class Calibrated(Section):
     rows: Count
     """That it was calibrated on."""
     cluster: Cluster
-    """With NCCL's belief a guess by kind; the rest is fitted, but for SMs and the network's tier."""
+    """The equations alone. NCCL's belief is a guess by kind; the rest is fitted, but for SMs and the network's tier."""
     interval: dict[str, tuple[float, float]]
     """95 % intervals of the fitted numbers, dotted as in the cluster."""
     variants: dict[str, str]
     """Source -> the source that stands for all that agree with it."""
-    curves: tuple[CurveYaml, ...]
+    curves: tuple[RatioCurve, ...]
     """What the equations leave: log of measured over modelled time."""
 
     @classmethod
@@ -72,16 +61,7 @@ class Calibrated(Section):
             cluster=result.cluster,
             interval=dict(result.interval),
             variants=variants,
-            curves=tuple(
-                CurveYaml(
-                    **{
-                        **vars(c),
-                        "log2_bytes": tuple(np.round(c.log2_bytes, 6).tolist()),
-                        "log_ratio": tuple(np.round(c.log_ratio, 6).tolist()),
-                    }
-                )
-                for c in curves
-            ),
+            curves=tuple(curves),
         )
 
     def physics_us(self, machine: Machine) -> Float64:
@@ -90,11 +70,7 @@ class Calibrated(Section):
 
     def corrected_us(self, machine: Machine, physics_us: Float64) -> Float64:
         """(rows,) times of ``physics_us`` with what the equations leave put back."""
-        curves = [
-            RatioCurve(**{**dict(c), "log2_bytes": np.array(c.log2_bytes), "log_ratio": np.array(c.log_ratio)})
-            for c in self.curves
-        ]
-        return np.asarray(physics_us * np.exp(corrections(machine, curves, self.variants)))
+        return np.asarray(physics_us * np.exp(corrections(machine, self.curves, self.variants)))
 
     def is_of(self, machine: Machine) -> bool:
         """Whether a machine's hardware is described by the same words."""

@@ -95,7 +95,8 @@ class Hardware:
             "nvswitches": 4 if self.nvls else 0,
             "channels": 16 if self.nvlink else 8,
             "path_intra": 1 if self.nvlink else 8,
-            "path_inter": 8,
+            # Where GPUs have NVLink, network devices hang off the same switches.
+            "path_inter": 5 if self.nvlink else 8,
             "nic_latency_us": 0.0,
             "ring": ring,
             "tree": ring,

@@ -15,6 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.markup import escape
 
+from dynamiccl_ray.cli.advise import advise
 from dynamiccl_ray.cli.bench import bench_app
 from dynamiccl_ray.cli.fabric import fabric_app
 from dynamiccl_ray.cli.files import init, list_shipped, schema
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _RUNS = (online, status, top, mode, off, rollback, canary, report, release, explain)
-for command in (demo, init, *_RUNS, export, merge, doctor, train, evaluate, sweep, schema):
+for command in (demo, init, *_RUNS, export, merge, doctor, advise, train, evaluate, sweep, schema):
     app.command()(command)
 app.command("list")(list_shipped)
 for name, commands in (

@@ -160,6 +160,7 @@ def evaluate(
 def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, as_json: bool) -> None:
     from rich.table import Table
 
+    from dynamiccl_ray.calibration.cells import joined
     from dynamiccl_ray.calibration.samples import read_library
     from dynamiccl_ray.evaluation.suite import horizon_of
     from dynamiccl_ray.evaluation.tables import judge_tables
@@ -168,7 +169,7 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
     if len(nets) > 1:
         raise ConfigError("--measured: one --checkpoint is judged at a time")
     library = read_library(directory)
-    found, left_out = tables(library.machines, horizon=horizon_of(procedure))
+    found, left_out = tables(joined(library.machines), horizon=horizon_of(procedure))
     if not found:
         raise ConfigError(f"{directory}: no size has {LEAST_OPTIONS} measured options of one pair each")
     with console.status("starting") as status:

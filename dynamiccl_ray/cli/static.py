@@ -42,12 +42,18 @@ def export(
     everything: Annotated[
         bool, typer.Option("--all", help="What was in force of keys that had not settled, too.")
     ] = False,
+    any_name: Annotated[
+        bool, typer.Option("--any-name", help="For communicators of any name: of a job that was only played.")
+    ] = False,
+    between: Annotated[
+        bool, typer.Option("--between", help="Also for sizes between two neighbours that settled on the same.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write what a run has learned to a file, for jobs that run without Ray."""
     from dynamiccl_ray.trainers.online.export import export_run
 
-    exported = export_run(run, everything=everything)
+    exported = export_run(run, everything=everything, any_name=any_name, between=between)
     _write(exported.blocks, out, format, exported.warnings, as_json=as_json)
 
 

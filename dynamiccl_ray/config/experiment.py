@@ -162,6 +162,9 @@ class EmulatedJob(PlayedJob, ABC):
         return self
 
 
+CollectiveName = Literal["broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"]
+
+
 def _measurements(given: Any, info: ValidationInfo) -> Any:
     path = beside(given, info)
     if isinstance(path, Path) and not is_file(path):
@@ -169,31 +172,49 @@ def _measurements(given: Any, info: ValidationInfo) -> Any:
     return path
 
 
-class MeasuredFabric(EmulatedJob):
-    """Tables of real measurements."""
-
-    kind: Literal["measured"]
-    machine: Literal["p5en"] = "p5en"
-    """Whose NCCL cost model and tables; p5en is AWS p5en.48xlarge, 8 H200 a node, all-reduce."""
-    files: tuple[Annotated[Path, BeforeValidator(_measurements)], ...] = ()
-    """Measurements to play instead of the ones that are shipped, in the same columns; paths relative to this file."""
-    events: tuple[Event, ...] = ()
-
-    @property
-    def gpus_per_node(self) -> int:
-        return 8
-
-
 class Calls(Section):
     """Collectives of one type that the job repeats."""
 
-    collective: Literal["broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"]
+    collective: CollectiveName
     sizes_bytes: Annotated[tuple[Bytes, ...], Field(min_length=1)]
     """As NCCL counts them: the full buffer for all-gather and reduce-scatter. Numbers, or ``64MiB``."""
 
     @property
     def type(self) -> Collective:
         return Collective[self.collective.upper()]
+
+
+class MeasuredFabric(EmulatedJob):
+    """Tables of real measurements: those of AWS p5en that are shipped, or your own in ``path``."""
+
+    kind: Literal["measured"]
+    path: Annotated[Path, BeforeValidator(beside)] | None = None
+    """A directory with logs of nccl-tests or CSV tables, as ``dynamiccl evaluate --measured`` reads them, relative to
+    this file. Absent: p5en."""
+    machine: str | None = None
+    """Of those in ``path``, which need not be said of a single one. Without ``path`` it is p5en, AWS p5en.48xlarge."""
+    collective: CollectiveName = "all_reduce"
+    """Of ``path``."""
+    gpus: Annotated[int, Field(ge=1, le=72)] = 8
+    """Of a node, that took part in what is in ``path``."""
+    files: tuple[Annotated[Path, BeforeValidator(_measurements)], ...] = ()
+    """Measurements of p5en to play instead of the ones that are shipped, in the same columns; paths relative to this
+    file."""
+    events: tuple[Event, ...] = ()
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus
+
+    @model_validator(mode="after")
+    def _whose(self) -> Self:
+        if self.path is not None and self.files:
+            raise ValueError("give path, for a machine of your own, or files, for p5en, not both")
+        if self.path is None and (self.machine or "p5en") != "p5en":
+            raise ValueError(f"machine is {self.machine!r}; without a path to its measurements it must be p5en")
+        if self.path is None and (self.collective, self.gpus) != ("all_reduce", 8):
+            raise ValueError("collective and gpus are for your own machine in path; of p5en 8 GPUs all-reduce")
+        return self
 
 
 DEFAULT_POLICY: Final = Path(__file__).parents[1] / "data" / "policy.pt"

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.communicator import CommunicatorInfo, Graph
+from dynamiccl_ray.fabric.corrections import RatioCurve, usual_variant
 from dynamiccl_ray.knobs import Algorithm
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, read_text, read_yaml
 
@@ -184,6 +185,8 @@ class Cluster(Section):
     tree_share: Share = 0.6
     """What a tree's thread block moves of a ring's: half of its threads reduce upwards, half broadcast downwards."""
     belief: ClusterBelief
+    corrections: tuple[RatioCurve, ...] = ()
+    """What the equations leave of measured times, of a machine that was calibrated."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -272,6 +275,15 @@ class _Fitted(Section, extra="ignore"):
 
     name: str
     cluster: Cluster
+    curves: tuple[RatioCurve, ...] = ()
+
+    @property
+    def whole(self) -> Cluster:
+        """The cluster with what its equations leave, of the runs that most was measured of."""
+        usual = usual_variant(self.curves)
+        return self.cluster.model_copy(
+            update={"corrections": tuple(curve for curve in self.curves if curve.variant == usual)}
+        )
 
 
 class _Machines(Section, extra="ignore"):
@@ -280,7 +292,7 @@ class _Machines(Section, extra="ignore"):
 
 def load_cluster(path: Path, overrides: Sequence[str] = (), machine: str = "") -> Cluster:
     """Reads a cluster YAML, with ``overrides`` as in ``read_yaml``, or one ``machine`` of what ``fabric calibrate``
-    wrote: the only one, if there is one. Raises ConfigError."""
+    wrote, with its curves: the only one, if there is one. Raises ConfigError."""
     if not machine and not _IS_PARAMETERS.search(read_text(path, "cluster")):
         return read_yaml(path, Cluster, "cluster", overrides)
     fitted = read_yaml(path, _Machines, "parameters").machines
@@ -291,7 +303,7 @@ def load_cluster(path: Path, overrides: Sequence[str] = (), machine: str = "") -
         )
     if overrides:
         raise ConfigError(f"{path}: --set changes a cluster YAML; what was calibrated is as it was measured")
-    return chosen[0].cluster
+    return chosen[0].whole
 
 
 _IS_PARAMETERS: Final = re.compile(r"^machines:", re.MULTILINE)

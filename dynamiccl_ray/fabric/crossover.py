@@ -93,8 +93,11 @@ def crossover(
         pair, channels = np.divmod(best, len(CHANNEL_VALUES))
         choice = physics.belief.choose(collective, sizes)
         own = OWN_PAIR + 1 + N_PROTOCOLS * choice.algorithm + choice.protocol
-        values = np.array(CHANNEL_VALUES)[channels]
-        cells.append((pair + OWN_PAIR + 1, values, flat[np.arange(len(sizes)), best], own, times[:, OWN_PAIR, 0]))
+        least, own_us = flat[np.arange(len(sizes)), best], times[:, OWN_PAIR, 0]
+        # Where it was measured, NCCL's own choice may be faster than every pair that was.
+        pair = np.where(own_us < least, OWN_PAIR, pair + OWN_PAIR + 1)
+        values = np.where(own_us < least, 0, np.array(CHANNEL_VALUES)[channels])
+        cells.append((pair, values, np.minimum(own_us, least), own, own_us))
     pair, channels, best_us, nccl, nccl_us = (np.stack(column) for column in zip(*cells, strict=True))
     return Crossover(
         cluster=cluster.name,

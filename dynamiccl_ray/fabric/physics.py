@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from dynamiccl_ray.fabric.belief import Belief
 from dynamiccl_ray.fabric.cluster_config import Cluster, Group, PerProtocol
+from dynamiccl_ray.fabric.corrections import Corrections
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.patterns import Pattern, pattern_of
 from dynamiccl_ray.knobs import (
@@ -88,6 +89,7 @@ class Physics:
         self.local: Final = cluster.gpus_per_node
         self.ranks: Final = nodes * cluster.gpus_per_node
         self._table: Final = _Table(cluster, nodes)
+        self._corrections: Final = Corrections(cluster.corrections, nodes, self.local) if cluster.corrections else None
 
     @cached_property
     def belief(self) -> Belief:
@@ -113,6 +115,13 @@ class Physics:
         algorithm for the collective. Raises ValueError for a number out of range.
         """
         inputs, batch = self._inputs(collective, nbytes, algorithm, protocol, channels, threads, chunk_bytes, load)
+        times = self._equations_us(inputs, batch)
+        if self._corrections:
+            times *= np.exp(self._corrections.log_ratio(collective, nbytes, algorithm, protocol, channels))
+        return times
+
+    def _equations_us(self, inputs: list[NDArray[Any]], batch: tuple[int, ...]) -> Float64:
+        """``price_us`` without what the equations leave of measured times."""
         times = np.empty(batch)
         flat = times.reshape(-1)
         for start, stop in _blocks(flat.size):
@@ -122,9 +131,10 @@ class Physics:
     def time_us(self, collective: Collective, nbytes: ArrayLike, load: Load = IDLE) -> Float64:
         """Times for sizes of shape (K,): (K, 22, 9) by pair and channels, as the action heads count them.
 
-        Pair 0 with channels 0 is what NCCL itself chooses; a pair with channels 0 runs on the channels that NCCL
-        gives it. NaN where the communicator has no such pair, where it has fewer channels, and for other channels of
-        pair 0. The load's fields are numbers, or of shape (K, 1). Raises ValueError for a size below 1.
+        Pair 0 with channels 0 is what NCCL itself chooses, as it was measured where the cluster knows; a pair with
+        channels 0 runs on the channels that NCCL gives it. NaN where the communicator has no such pair, where it has
+        fewer channels, and for other channels of pair 0. The load's fields are numbers, or of shape (K, 1). Raises
+        ValueError for a size below 1.
         """
         sizes = np.asarray(nbytes, np.int64)
         if sizes.ndim != 1 or np.any(sizes < 1):
@@ -144,7 +154,18 @@ class Physics:
         choice = self.belief.choose(collective, sizes)
         chosen = OWN_PAIR + 1 + N_PROTOCOLS * choice.algorithm + choice.protocol
         times[:, OWN_PAIR, 0] = times[np.arange(len(sizes)), chosen, 0]
+        if self._corrections:
+            measured = self._corrections.own_log_ratio(collective, sizes)
+            if measured is not None:
+                times[:, OWN_PAIR, 0] = self._fastest_us(collective, sizes, load) * np.exp(measured)
         return times
+
+    def _fastest_us(self, collective: Collective, sizes: Int64, load: Load) -> Float64:
+        """(K,) of all pairs on NCCL's own channels, by the equations: what NCCL's measured choice is held against."""
+        algorithm, protocol = np.divmod(np.arange(N_ALGORITHMS * N_PROTOCOLS), N_PROTOCOLS)
+        used, _ = self.belief.channels_and_warps(sizes[:, None], algorithm, protocol)
+        inputs = self._inputs(collective, sizes[:, None], algorithm, protocol, np.maximum(1, used), 0, 0, load)
+        return np.asarray(np.nanmin(self._equations_us(*inputs), 1))
 
     def link_shares(
         self,

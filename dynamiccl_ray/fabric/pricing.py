@@ -13,7 +13,7 @@ from dynamiccl_ray.arrays import Float32, Float64
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.physics import BUFFER_BYTES, Physics
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR, Collective
 
 
 def action_times_us(
@@ -54,8 +54,14 @@ def expected(cluster: Cluster, nodes: int, collective: ArrayLike, nbytes: ArrayL
 
     NaN for what has no time, and for NCCL's own choice: that is measured. Raises what ``Physics`` does.
     """
-    log_us = np.log(action_times_us(Physics(cluster, nodes), collective, nbytes)[0].astype(np.float64))
-    ratio: Float64 = log_us - log_us[:, OWN_PAIR, :1, :1, None]
+    physics = Physics(cluster, nodes)
+    collectives, sizes = np.broadcast_arrays(np.atleast_1d(collective), np.atleast_1d(nbytes))
+    log_us = np.log(action_times_us(physics, collectives, sizes)[0].astype(np.float64))
+    # Of a calibrated cluster NCCL's own choice was measured itself.
+    own = np.zeros(len(sizes))
+    for each in np.unique(collectives):
+        own[collectives == each] = physics.time_us(Collective(each), sizes[collectives == each])[:, OWN_PAIR, 0]
+    ratio: Float64 = log_us - np.log(own)[:, None, None, None]
     out = np.concatenate([ratio[..., 0], ratio[:, :, 0, :]], -1)
     out[:, OWN_PAIR] = np.nan
     return out.astype(np.float32)

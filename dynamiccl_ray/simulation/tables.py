@@ -14,8 +14,11 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agent.observation import Context
 from dynamiccl_ray.calibration.samples import COLLNET, FREE, Machine
 from dynamiccl_ray.calibration.template import Hardware
+from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.curve import Curve
 from dynamiccl_ray.fabric.describe import topology_of
-from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR
+from dynamiccl_ray.fabric.measured import Selection, Surface
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, N_PROTOCOLS, OWN_PAIR, Collective
 from dynamiccl_ray.simulation.scenario import Scenario
 
 LEAST_OPTIONS: Final = 4
@@ -33,11 +36,36 @@ class Table:
     """One collective on one shape of a machine."""
 
     name: str
+    machine: str
+    cluster: Cluster
+    """A guess by kind: round numbers for such hardware, and what NCCL would believe there."""
     scenario: Scenario
     default_known: bool
     """Whether NCCL's own choice was measured. Else its time is that of the median option, and says nothing."""
     sessions: int
     """Runs of the benchmark that follow each other as phases."""
+
+    @property
+    def surface(self) -> Surface:
+        """The first session, to be played. Only what NCCL would offer is in it, and what the plugin would ask for."""
+        scenario, topology = self.scenario, self.scenario.context.topology
+        collective = Collective(int(scenario.collective[0]))
+        belief = self.cluster.nccl_belief(topology.nodes)
+        offered = belief.cost_table_us(collective, scenario.nbytes).reshape(len(scenario.nbytes), -1) >= 0
+        times = scenario.times_us[0, ..., 0].astype(np.float64)
+        times[:, 1:][~offered] = np.nan
+        times[..., np.array(CHANNEL_VALUES) > belief.choose(collective, scenario.nbytes).channels.max()] = np.nan
+        curves = {}
+        for pair, channels in np.argwhere(np.isfinite(times).any(0)).tolist():
+            at = np.isfinite(times[:, pair, channels])
+            curves[pair, channels] = Curve.of(scenario.nbytes[at], times[at, pair, channels])
+        selection = Selection(
+            collective=collective,
+            nodes=topology.nodes,
+            ranks=topology.ranks,
+            gpus_per_node=topology.ranks // topology.nodes,
+        )
+        return Surface(selection=selection, curves=curves, vendor=None, belief=belief)
 
 
 def tables(machines: Iterable[Machine], *, horizon: int) -> tuple[list[Table], dict[str, int]]:
@@ -50,7 +78,7 @@ def tables(machines: Iterable[Machine], *, horizon: int) -> tuple[list[Table], d
     for machine in machines:
         for at in _shapes(machine):
             found += _tables(machine.where(at), horizon, left_out)
-    return found, dict(left_out)
+    return found, {why: count for why, count in left_out.items() if count}
 
 
 def _shapes(machine: Machine) -> Iterator[NDArray[np.bool_]]:
@@ -71,8 +99,14 @@ def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Tabl
             of_size.setdefault(option, []).append(float(machine.time_us[i]))
     every = by_source.pop("", {})
     sessions = _sessions(by_source)
-    kept = sessions[0] if sessions else {size: of for size, of in every.items() if len(of) >= LEAST_OPTIONS}
-    left_out[f"sizes with fewer than {LEAST_OPTIONS} options"] += len(every.keys() - kept.keys())
+    enough = {size: of for size, of in every.items() if len(of) >= LEAST_OPTIONS}
+    # Nothing can be compared with NCCL's own choice where it is not known: what it is known of goes first.
+    with_own = {size: of for size, of in enough.items() if _OWN in of}
+    if with_own and not (sessions and all(_OWN in of for of in sessions[0].values())):
+        sessions = []
+    kept = sessions[0] if sessions else with_own or enough
+    left_out[f"sizes with fewer than {LEAST_OPTIONS} options"] += len(every.keys() - enough.keys())
+    left_out["sizes without NCCL's own choice, or that a second session lacks"] += len(enough.keys() - kept.keys())
     if not kept:
         return []
     known = all(_OWN in of for of in kept.values())
@@ -95,7 +129,16 @@ def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Tabl
     )
     shape = f"{nodes}x{int(machine.gpus_per_node[0])}"
     name = f"{machine.name}, {_NAMES[collective]}, {shape} GPUs"
-    return [Table(name=name, scenario=scenario, default_known=known, sessions=len(phases))]
+    return [
+        Table(
+            name=name,
+            machine=machine.name,
+            cluster=cluster,
+            scenario=scenario,
+            default_known=known,
+            sessions=len(phases),
+        )
+    ]
 
 
 _NAMES: Final = ("broadcast", "reduce", "all-gather", "reduce-scatter", "all-reduce")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dynamiccl_ray.actions import OWN_ACTION, action_parts
 from dynamiccl_ray.actors.communicator import Communicator
@@ -14,10 +17,13 @@ from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.control.loop import Loop, Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ConfigError
-from dynamiccl_ray.keys import N_KEYS
+from dynamiccl_ray.keys import N_BINS, N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES
 from dynamiccl_ray.static.blocks import MOST_CHANNELS, Block, can_be_named
 from dynamiccl_ray.trainers.online.left import left_coordinator
+
+# Bins: two octaves.
+_MOST_BETWEEN: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +45,12 @@ class _Learned:
     """(N_KEYS,) how much each of these rests on; 0 for keys that say nothing."""
 
 
-def export_run(run: Path, *, everything: bool = False) -> Exported:
+def export_run(run: Path, *, everything: bool = False, any_name: bool = False, between: bool = False) -> Exported:
     """What the keys exploit, and with ``everything`` also what was in force of those that do not.
 
-    Communicators of the same name, ranks and nodes are one block. Raises ConfigError if ``run`` is not a run, or has
+    Communicators of the same name, ranks and nodes are one block; with ``any_name`` names count for nothing, and blocks
+    are about communicators of any. ``between`` also takes the sizes between two neighbours, at most two octaves apart,
+    that settled on the same action. Raises ConfigError if ``run`` is not a run, or has
     nothing to say.
     """
     coordinator = left_coordinator(run)
@@ -57,10 +65,10 @@ def export_run(run: Path, *, everything: bool = False) -> Exported:
             warnings.append(f"{what} is left out: a table cannot say its name {of.name!r}")
         else:
             learned, unsettled = _learned(coordinator.loop, comm, everything)
-            by_shape.setdefault((of.ranks, of.nodes, of.name), []).append(learned)
+            by_shape.setdefault((of.ranks, of.nodes, "" if any_name else of.name), []).append(learned)
             if unsettled:
                 warnings.append(f"{what}: {unsettled} keys had not settled and are left to NCCL; --all takes them, too")
-    blocks = [_block(shape, same, warnings) for shape, same in by_shape.items()]
+    blocks = [_block(shape, same, between, warnings) for shape, same in by_shape.items()]
     blocks = [block for block in blocks if block.entries["set"].any()]
     if not blocks:
         why = "; ".join(warnings) or "NCCL's own choice was the best of every key"
@@ -81,7 +89,7 @@ def _learned(loop: Loop, comm: Communicator, everything: bool) -> tuple[_Learned
     return _Learned(comm=comm, actions=actions, samples=samples), int(np.count_nonzero(~taken))
 
 
-def _block(shape: tuple[int, int, str], same: Iterable[_Learned], warnings: list[str]) -> Block:
+def _block(shape: tuple[int, int, str], same: Iterable[_Learned], between: bool, warnings: list[str]) -> Block:
     """Where communicators differ, what rests on more measurements is right."""
     every = list(same)
     ranks, nodes, name = shape
@@ -89,6 +97,8 @@ def _block(shape: tuple[int, int, str], same: Iterable[_Learned], warnings: list
     samples = np.stack([of.samples for of in every])
     best = np.take_along_axis(actions, samples.argmax(axis=0)[None], axis=0)[0]
     differing = np.count_nonzero(((actions != best) & (samples > 0)).any(axis=0))
+    if between:
+        _fill(best, samples.max(axis=0) > 0)
     channels = min(MOST_CHANNELS, *(of.comm.max_channels for of in every))
     keys = np.flatnonzero(best != OWN_ACTION)
     too_many = np.array(CHANNEL_VALUES)[action_parts(best[keys])[1]] > channels
@@ -107,3 +117,12 @@ def _block(shape: tuple[int, int, str], same: Iterable[_Learned], warnings: list
             "which no rank applied; they are left to NCCL"
         )
     return block
+
+
+def _fill(actions: Int64, known: NDArray[np.bool_]) -> None:
+    """Keys between two known ones of the same collective and kind that have the same action get it, too."""
+    keys = np.flatnonzero(known)
+    for key, after in pairwise(keys.tolist()):
+        near = key // N_BINS == after // N_BINS and after - key <= _MOST_BETWEEN
+        if near and actions[key] == actions[after]:
+            actions[key:after] = actions[key]

@@ -179,6 +179,9 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
             valid=fabric.valid,
         )
     described = experiment.fabric
+    if isinstance(described, MeasuredFabric) and described.path is not None and not described.path.is_dir():
+        # A run that is looked at elsewhere: what it learned is known, only the words for its hardware are gone.
+        return Plan(run=run, experiment=experiment)
     if not isinstance(described, NcclFabric):
         return Plan(run=run, experiment=experiment, cluster=cluster_of(described), model=_model(experiment))
     if described.cluster is not None:
@@ -198,7 +201,7 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
 def _model(experiment: Online) -> Cluster | None:
     """What tells a played job's learner what to expect: never the model that plays it."""
     fabric = experiment.fabric
-    return cluster_of(fabric) if isinstance(fabric, MeasuredFabric) else None
+    return cluster_of(fabric) if isinstance(fabric, MeasuredFabric) and fabric.path is None else None
 
 
 @contextlib.contextmanager

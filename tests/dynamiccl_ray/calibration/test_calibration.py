@@ -17,12 +17,15 @@ from rigged import machine, sweep, write
 from dynamiccl_ray.calibration.calibrated import Calibrated, Parameters, read_parameters, write_parameters
 from dynamiccl_ray.calibration.model import variants_of
 from dynamiccl_ray.calibration.samples import Machine, read_library
+from dynamiccl_ray.calibration.spikes import spikes
 from dynamiccl_ray.calibration.template import Hardware
 from dynamiccl_ray.calibration.validate import held_out, judge, winner_regrets
 from dynamiccl_ray.config.experiment import EmulatedFabric, load
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.fabric.presets import find_cluster
+from dynamiccl_ray.knobs import N_PAIRS, Collective, pair_name
 
 ROOT = Path(__file__).parents[3]
 MEASURED = ROOT / "dynamiccl_ray" / "data" / "measured"
@@ -120,9 +123,10 @@ def test_yaml_keeps_the_predictions(rigged: Machine, halved: Calibrated, tmp_pat
 def test_a_calibrated_machine_is_a_cluster_by_name(halved: Calibrated, tmp_path: Path) -> None:
     path = tmp_path / "params.yaml"
     write_parameters([halved], path)
-    assert find_cluster(str(path)) == halved.cluster
+    whole = halved.cluster.model_copy(update={"corrections": halved.curves})
+    assert find_cluster(str(path)) == whole
     write_parameters([halved, halved.model_copy(update={"name": "twin"})], path)
-    assert find_cluster(f"{path}#twin") == halved.cluster
+    assert find_cluster(f"{path}#twin") == whole
     with pytest.raises(ConfigError, match=rf"has the machines {halved.name}, twin; name one: .*#{halved.name}"):
         find_cluster(str(path))
     with pytest.raises(ConfigError, match="has the machines"):
@@ -134,7 +138,26 @@ def test_a_calibrated_machine_is_a_cluster_by_name(halved: Calibrated, tmp_path:
     (tmp_path / "x.yaml").write_text(yaml.safe_dump({"name": "x", "fabric": experiment, "stop": {"rounds": 1}}))
     fabric = load(tmp_path / "x.yaml").fabric
     assert isinstance(fabric, EmulatedFabric)
-    assert fabric.cluster == halved.cluster
+    assert fabric.cluster == whole
+
+
+def test_a_calibrated_machine_by_name_takes_as_long_as_was_measured(tmp_path: Path) -> None:
+    """At 8 nodes of the public p5en machine, of which the equations alone are off by more."""
+    (p5en,) = read_library(ROOT / "tests" / "data" / "p5en_logs").machines
+    calibrated = Calibrated.of(p5en)
+    write_parameters([calibrated], tmp_path / "params.yaml")
+    physics = Physics(find_cluster(str(tmp_path / "params.yaml")), 8)
+    sizes = np.unique(p5en.nbytes)
+    priced, alone = (Physics(c, 8).time_us(Collective.ALL_REDUCE, sizes) for c in (physics.cluster, calibrated.cluster))
+    off, off_alone = [], []
+    for setting, size, time in zip(p5en.settings.tolist(), p5en.nbytes.tolist(), p5en.time_us.tolist(), strict=True):
+        pair = next(i for i in range(N_PAIRS) if pair_name(i) == setting)
+        at = (sizes.tolist().index(size), pair, 0)
+        off.append(abs(np.log(priced[at] / time)))
+        off_alone.append(abs(np.log(alone[at] / time)))
+    kept = ~spikes(p5en)
+    assert np.array(off)[kept].max() < 1e-5
+    assert np.median(np.array(off_alone)[kept]) > 0.02
 
 
 def test_an_unknown_machine_is_named(halved: Calibrated, tmp_path: Path) -> None:

@@ -109,3 +109,15 @@ def test_nothing_to_export_is_an_error(run: Any) -> None:
         export.export_run(run(({}, [(EXPLOIT, 0, 0, 5)])))
     with pytest.raises(ConfigError, match=r"nothing to export: .* 1 keys had not settled"):
         export.export_run(run(({}, [(LEARN, RING, RING, 5)])))
+
+
+def test_names_and_the_sizes_between_are_left_out_on_demand(run: Any) -> None:
+    named = ({"name": "dp"}, [(EXPLOIT, RING, 0, 5), (EXPLOIT, RING, 0, 5), (EXPLOIT, 0, 0, 5), (EXPLOIT, RING, 0, 5)])
+    (block,) = export.export_run(run(named), any_name=True, between=True).blocks
+    assert block.name == ""
+    assert np.flatnonzero(block.entries["set"]).tolist() == [*range(KEYS[0], KEYS[1] + 1), KEYS[3]], (
+        "not where NCCL's own choice lies between"
+    )
+    both = ({"name": "dp"}, [(EXPLOIT, RING, 0, 5)]), ({"name": "tp"}, [(EXPLOIT, TREE, 0, 6)])
+    (block,) = export.export_run(run(*both), any_name=True).blocks
+    assert entry_text(block.entries[KEYS[0]]) == "tree/ll chunk 64KiB", "what rests on more measurements"
