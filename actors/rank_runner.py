@@ -300,8 +300,9 @@ class RankRunner(PolicyRunner):
         limit = min(limit, IDLE_S) if self._failed else limit
         deadline = time.monotonic() + limit
         others = self._coordination.others_done(context.epoch)
+        nap = POLL_S
         while True:
-            self._drain(waiting)
+            came = self._drain(waiting)
             if others():
                 waiting.close()
             if waiting.done() or time.monotonic() > deadline:
@@ -309,7 +310,9 @@ class RankRunner(PolicyRunner):
             if self._look_around():
                 self._drain()  # what is left of ranks that are gone
                 break
-            time.sleep(WATCH_POLL_S if context.watching else POLL_S)
+            # No longer than it has been quiet: what comes 30 times a second is not looked for 1,000 times.
+            nap = WATCH_POLL_S if context.watching else POLL_S if came else min(2 * nap, WATCH_POLL_S)
+            time.sleep(nap)
         for rank in self._serving.ranks:
             rank.look()
         self._meter.look(self._serving.ranks)
@@ -335,8 +338,8 @@ class RankRunner(PolicyRunner):
     def _all_still(self) -> bool:
         return all(rank.standing_still for rank in self._serving.ranks if rank.channel.alive)
 
-    def _drain(self, waiting: Waiting | None = None) -> None:
-        """Takes what has been measured, and matches it over the ranks here."""
+    def _drain(self, waiting: Waiting | None = None) -> bool:
+        """Takes what has been measured, and matches it over the ranks here. Whether there was something."""
         parts: dict[int, list[Collectives]] = {}
         for rank in self._serving.ranks:
             part = rank.drain(applied_since=self._applied_since)
@@ -349,6 +352,7 @@ class RankRunner(PolicyRunner):
                 self._collected.setdefault(comm, []).append(matched)
                 if waiting is not None:
                     waiting.count(comm, matched)
+        return bool(parts)
 
     def _look_around(self) -> bool:
         """A few times a second: no rank on this node may wait. Whether ranks have come or gone."""

@@ -1,4 +1,4 @@
-"""The coordinator across processes: a store in Ray's GCS and a client that never waits for ever."""
+"""The coordinator across processes: how it is started, and a client that never waits for ever."""
 
 from __future__ import annotations
 
@@ -8,88 +8,64 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
-from ray.experimental import internal_kv
+from ray.exceptions import GetTimeoutError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.messages import CommReport, Coordination, EpochContext, Member
 from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.actors.registry import (
+    NAMESPACE,
+    KvStore,
+    coordinator_name,
+    find_coordinator,
+    newest_run,
+    remember_run,
+)
 from dynamiccl_ray.control.agreement import Answer, Decision
-from dynamiccl_ray.errors import RunError, short
+from dynamiccl_ray.errors import RunError
 
-NAMESPACE = "dynamiccl"
 # How long a runner waits for an answer before it takes the coordinator for gone. Ray restarts it meanwhile.
 REPORT_LIMIT_S = 60.0
 PROMISE_LIMIT_S = CoordinatorActor.PROMISE_WAIT_S + 1.0
 SETTLE_LIMIT_S = 1.0
 # A run that was told to end takes so long to let go of its ranks.
 HANDOVER_S = 5.0
-ASK_LIMIT_S = 10.0
 MEANWHILE_S = 0.25
-
-
-class KvStore:
-    """``agreement.Store`` in Ray's GCS: outlives every actor."""
-
-    def put(self, key: str, value: bytes) -> None:
-        internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
-
-    def get(self, key: str) -> bytes | None:
-        value: bytes | None = internal_kv._internal_kv_get(key, namespace=NAMESPACE)
-        return value
-
-
-def ask_coordinator(job: str, question: dict[str, Any]) -> dict[str, Any]:
-    """From any node of the cluster, what the coordinator of a job's run answers. Raises RunError where there is none,
-    and with what it says of a question that is wrong."""
-    run = KvStore().get(_run_of(job))
-    try:
-        if run is None:
-            raise ValueError("no run has begun")
-        return asked(ray.get_actor(f"coordinator-{run.decode()}", namespace=NAMESPACE), question)
-    except (ValueError, RayActorError) as e:
-        raise RunError(f"no run of job {job!r} on this Ray cluster: {short(str(e))}") from None
-
-
-def asked(coordinator: Any, question: dict[str, Any]) -> dict[str, Any]:
-    """What a coordinator's actor answers; raises what it raises."""
-    try:
-        said: dict[str, Any] = ray.get(coordinator.ask.remote(question), timeout=ASK_LIMIT_S)
-        return said
-    except RayTaskError as e:
-        raise e.cause from None
-
-
-def _run_of(job: str) -> str:
-    return f"run-of-job/{job}"
 
 
 def _refuse_a_second(job: str) -> None:
     """Two runs of one job would each wait for ranks that the other serves. Raises RunError where one goes on."""
     deadline = time.monotonic() + HANDOVER_S
-    while (run := KvStore().get(_run_of(job))) is not None:
+    while (run := newest_run(job)) is not None:
         try:
-            ray.get_actor(f"coordinator-{run.decode()}", namespace=NAMESPACE)
+            find_coordinator(run)
         except ValueError:
             return
         if time.monotonic() > deadline:
             raise RunError(
-                f"job {job!r} has a run on this Ray cluster already ({run.decode()}); end it first, with `ray job "
+                f"job {job!r} has a run on this Ray cluster already ({run}); end it first, with `ray job "
                 "stop`, Ctrl-C or SIGTERM: it gives the ranks back"
             )
         time.sleep(0.1)
 
 
 def start_coordinator(plan: Plan, actor: type[CoordinatorActor] = CoordinatorActor) -> Any:
-    """Starts the coordinator of a run as a named actor that Ray restarts as often as needed."""
+    """Starts the coordinator of a run as a named actor that Ray restarts as often as needed.
+
+    It lives on the node of this process, which drives the run: that node is the only one whose loss ends it. Elsewhere
+    the loss of a node that trains would take the coordinator along, and Ray notices that only after many heartbeats.
+    """
     _refuse_a_second(plan.experiment.job)
-    KvStore().put(_run_of(plan.experiment.job), plan.run.encode())
+    remember_run(plan.experiment.job, plan.run)
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     return (
         ray.remote(actor)
         .options(
-            name=f"coordinator-{plan.run}",
+            name=coordinator_name(plan.run),
             namespace=NAMESPACE,
             num_cpus=0,
+            scheduling_strategy=here,
             max_restarts=-1,
             max_task_retries=-1,
             max_concurrency=1000,
@@ -108,7 +84,7 @@ class RemoteCoordination:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
+        self._actor = find_coordinator(run)
 
     def join(self, runner: str, members: list[Member], gone: frozenset[tuple[int, int]]) -> EpochContext:
         return self._wait(self._actor.join.remote(runner, members, gone))

@@ -15,6 +15,8 @@ out=$PWD/runs/$SLURM_JOB_ID # on storage that all nodes share
 # What is submitted has to know the token; so does every node.
 RAY_AUTH_TOKEN=$(head -c 32 /dev/urandom | od -An -tx1 | tr -d ' \n')
 export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+# Ranks may wait for Ray's workers, which are nice otherwise.
+export RAY_worker_niceness=0
 
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export RAY_ADDRESS=$head:$port

@@ -141,7 +141,8 @@ class NcclJob:
     """The processes of a job; a context manager that leaves none of them behind.
 
     ``library`` is the NCCL to run: one that ``real_nccl.py`` built, or the emulated one. ``env`` is added
-    to the environment of every process, ``env_of`` to that of each node. ``times`` says how long everything takes;
+    to the environment of every process, ``env_of`` to that of each node. ``within`` has what comes before the command
+    on each node, and has to become it, as ``nsenter`` and ``taskset`` do. ``times`` says how long everything takes;
     without, a formula does. ``ranks_per_process`` ranks of a node share a process, a thread each. ``directory``
     receives the program, the times, the job page, the logs and what the processes print.
     """
@@ -155,6 +156,7 @@ class NcclJob:
         times: Times | None = None,
         env: Mapping[str, str] | None = None,
         env_of: Sequence[Mapping[str, str]] = (),
+        within: Sequence[Sequence[str]] = (),
         ranks_per_process: int = 1,
         pace: float = 0.0,
         least_us: float = 0.0,
@@ -170,6 +172,7 @@ class NcclJob:
         self.program = program
         self._directory = directory
         self._env_of = env_of
+        self._within = within
         self._per_process = ranks_per_process
         self._processes: list[_Process] = []
         self._n_switches = 0
@@ -200,9 +203,10 @@ class NcclJob:
             log, stderr = self._directory / f"log.{index}", self._directory / f"stderr.{index}"
             node = ranks[first].node
             env = {**self._env, "GPU_LOG": str(log), **(self._env_of[node] if self._env_of else {})}
+            within = self._within[node] if self._within else ()
             with stderr.open("wb") as output:
                 popen = subprocess.Popen(
-                    [*self._command, "--ranks", f"{first}-{last}", "--parent", str(os.getpid())],
+                    [*within, *self._command, "--ranks", f"{first}-{last}", "--parent", str(os.getpid())],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=output,

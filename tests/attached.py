@@ -28,9 +28,11 @@ def training(
     sizes: Sequence[int] = (1 << 14, 1 << 18, 1 << 22),
     rate_hz: float = 1000.0,
     env_of: Sequence[Mapping[str, str]] = (),
+    within: Sequence[Sequence[str]] = (),
 ) -> NcclJob:
     """Communicators of all ranks, in turn, ``rate_hz`` steps a second. The emulated NCCL tells communicators apart by
-    number, so that jobs of one name have ``comms`` of their own. ``env_of`` is for the ranks of each node."""
+    number, so that jobs of one name have ``comms`` of their own. ``env_of`` and ``within`` are for the ranks of each
+    node, as in ``NcclJob``."""
     cluster = find_cluster("cloud-tcp").model_copy(update={"gpus_per_node": ranks_per_node})
     physics = Physics(cluster, nodes)
     program = Program(nodes=nodes, ranks_per_node=ranks_per_node, rate_hz=rate_hz)
@@ -54,4 +56,4 @@ def training(
     write_constants(directory / "constants", constants)
     env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": str(ranks_per_node), **plugin_env(job)}
     library = native_dir() / "libnccl-emulated.so"
-    return NcclJob(program, library=library, directory=directory, times=times, env=env, env_of=env_of)
+    return NcclJob(program, library=library, directory=directory, times=times, env=env, env_of=env_of, within=within)

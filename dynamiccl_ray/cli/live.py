@@ -54,17 +54,18 @@ def top(
 
 
 def report(
-    job: Annotated[str, typer.Argument(help="DYNAMICCL_JOB_ID of the training processes.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/JOB-TIME by default.")] = None,
+    name: Annotated[str, typer.Argument(help="DYNAMICCL_JOB_ID of the training processes, or the name of a sweep.")],
+    sweep: Annotated[bool, typer.Option("--sweep", help="NAME is that of a sweep.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Where to write; runs/NAME-TIME by default.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fetch what the newest run of a job has written, from the node of the Ray cluster where it ran."""
+    """Fetch what the newest run of a job, or a sweep, has written, from the node of the Ray cluster where it ran."""
     if not os.environ.get("RAY_ADDRESS"):
         raise RunError("RAY_ADDRESS is not set: name the Ray cluster that the run was submitted to, as HEAD:6379")
-    from dynamiccl_ray.trainers.online.outputs import fetch
+    from dynamiccl_ray.trainers.online.outputs import JOB, SWEEP, fetch
 
-    directory = directory_for(out, job)
-    said = fetch(job, directory) | {"directory": str(directory)}
+    directory = directory_for(out, name)
+    said = fetch(name, directory, SWEEP if sweep else JOB) | {"directory": str(directory)}
     if as_json:
         emit(said)
         return
@@ -72,7 +73,8 @@ def report(
     console.print(f"fetched from {said['path']} on node {said['name']}", highlight=False, soft_wrap=True)
     print(page if page.exists() else directory)
     if not said["over"]:
-        console.print("the run goes on: its summary and report come at its end", highlight=False)
+        what = "sweep" if sweep else "run"
+        console.print(f"the {what} goes on: its results and report come at its end", highlight=False)
 
 
 def mode(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit, stdout
+from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit, say_where, stdout
 
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the run; runs/NAME-TIME by default.")]
 Nccl = Annotated[
@@ -49,13 +48,7 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
     for line in _verdict(summary):
         out_console.print(line, highlight=False)
     out_console.print(f"report: {report}", highlight=False, soft_wrap=True)
-    if os.environ.get("RAY_ADDRESS"):
-        out_console.print(
-            f"outputs: {directory.resolve()} on node {os.uname().nodename}; `dynamiccl report {experiment.job}` "
-            "fetches them from anywhere on this Ray cluster",
-            highlight=False,
-            soft_wrap=True,
-        )
+    say_where(directory, f"dynamiccl report {experiment.job}")
 
 
 def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:

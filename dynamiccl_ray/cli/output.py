@@ -69,6 +69,17 @@ def _is_rays(directory: Path) -> bool:
     return "working_dir_files" in directory.parts
 
 
+def say_where(directory: Path, fetched_by: str) -> None:
+    """On a Ray cluster, on whose node the outputs are, and the command that fetches them."""
+    if os.environ.get("RAY_ADDRESS"):
+        stdout().print(
+            f"outputs: {directory.resolve()} on node {os.uname().nodename}; `{fetched_by}` fetches them from anywhere "
+            "on this Ray cluster",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def emit(document: Any) -> None:
     """The document as JSON, alone on stdout."""
     sys.stdout.write(json.dumps(document, indent=1, allow_nan=False) + "\n")

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from dynamiccl_ray.cli.output import AsJson, Set, console, directory_for, emit
+from dynamiccl_ray.cli.output import AsJson, Set, console, directory_for, emit, say_where, stdout
 
 
 def sweep(
@@ -50,8 +49,9 @@ def sweep(
     if as_json:
         emit({**result, "report": str(report), "best_yaml": str(directory / "best.yaml")})
         return
-    Console().print(terminal_table(result))
+    stdout().print(terminal_table(result))
     for sentence in findings(result):
-        Console().print(sentence, highlight=False, markup=False)
-    Console().print(f"settings of the best: {directory / 'best.yaml'}", highlight=False)
-    Console().print(f"report: {report}", highlight=False)
+        stdout().print(sentence, highlight=False, markup=False)
+    stdout().print(f"settings of the best: {directory / 'best.yaml'}", highlight=False, soft_wrap=True)
+    stdout().print(f"report: {report}", highlight=False, soft_wrap=True)
+    say_where(directory, f"dynamiccl report --sweep {settings.name}")

@@ -11,10 +11,10 @@ shift is compared with a reference from before it, also if it comes slowly.
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
-from scipy.stats import norm
 
 from dynamiccl_ray.arrays import Bool, Float64, Int64
 
@@ -48,7 +48,7 @@ def threshold(arl0: float) -> float:
     """
     if not arl0 > 2:
         raise ValueError(f"arl0 is {arl0}; expected more than 2 samples")
-    return float(norm.isf(min(0.25, BATCH / (2 * len(_AFTER) * arl0))))
+    return -NormalDist().inv_cdf(min(0.25, BATCH / (2 * len(_AFTER) * arl0)))
 
 
 class Cusum:

@@ -8,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../gpu/nap.h"
 #include "events.h"
 #include "faults.h"
 #include "names.h"
@@ -18,7 +19,6 @@ enum {
     PASSES_BETWEEN_LOOKS = 8, /* for new work, while there is some */
     IDLE_PASSES = 32,         /* until the thread naps */
     SHORT_NAP_NS = 5000,
-    LONG_NAP_NS = 50000,
     NET_STEPS = 8,
     BLOCK = 256,
 };
@@ -323,7 +323,7 @@ static void *run_proxy(void *argument) {
         if ((proxy->active == NULL || pass % PASSES_BETWEEN_LOOKS == 0) && !get_posted(proxy))
             break;
         if (idle > IDLE_PASSES)
-            nap(idle > 2 * IDLE_PASSES ? LONG_NAP_NS : SHORT_NAP_NS);
+            gpu_nap(idle - IDLE_PASSES);
         else if (idle)
             sched_yield();
     }

@@ -7,11 +7,11 @@
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "log.h"
 #include "meeting.h"
+#include "nap.h"
 #include "play.h"
 #include "times.h"
 
@@ -72,7 +72,7 @@ static void *play(void *unused) {
         if (!queued)
             gpu_await_work();
         else /* for other ranks, or for real time */
-            nanosleep(&(struct timespec){.tv_nsec = idle < 10 ? 5000 : 50000}, NULL);
+            gpu_nap(idle);
     }
     return NULL;
 }

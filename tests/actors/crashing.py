@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
-from dynamiccl_ray.actors.remote import KvStore
+from dynamiccl_ray.actors.registry import KvStore
 from dynamiccl_ray.control.agreement import Answer, Decision
 
 

@@ -25,7 +25,7 @@ from small import small_experiment
 
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.actors.remote import KvStore
+from dynamiccl_ray.actors.registry import KvStore
 from dynamiccl_ray.actors.watchdog import STOPPED_S
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import play

@@ -278,3 +278,21 @@ def test_ranks_of_a_runner_that_dies_while_others_wait_for_its_report_are_settle
     said.meanwhile = dies
     first.sample()
     assert left in said.settled
+
+
+def test_a_runner_beside_quiet_ranks_looks_for_records_more_and_more_seldom(place: Place) -> None:
+    """Each look takes it some 50 us a rank, and the training wants these cores."""
+    place.process(0, COMM)
+    looks = 0
+
+    class Quiet(Said):
+        def others_done(self, epoch: int) -> Callable[[], bool]:
+            def look() -> bool:
+                nonlocal looks
+                looks += 1
+                return False
+
+            return look
+
+    place.runner(said=Quiet(commit)).sample()
+    assert 0 < looks < 60, "in 0.2 s"

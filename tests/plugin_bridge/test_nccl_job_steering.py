@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from attached import training
 from dummy_job import PAIR, MakeJob, dummy_play, run
 from rig import Rig, used_of, wait_for
 
@@ -103,6 +104,31 @@ def test_rate(job: MakeJob) -> None:
     started = time.monotonic()
     run(run_)
     assert 0.4 < time.monotonic() - started < 10
+
+
+def test_ranks_that_wait_for_a_late_one_leave_it_the_processor(rig: Rig, tmp_path: Path) -> None:
+    """Twenty that wake up every 50 us, each in two threads, take two cores from the one that they wait for."""
+    with training(rig.job_id, tmp_path / "job", ranks_per_node=1, comms=(0,), rate_hz=100) as run_:
+        run_.start()
+        run_.await_ranks()
+        wait_for(lambda: run_.progress().min() > 10)
+        waits, late = (int(word) & 0xFFFFFFFF for word in run_._page.pid_and_state)
+        os.kill(late, signal.SIGSTOP)
+        try:
+            time.sleep(0.3)
+            before = _naps(waits)
+            time.sleep(0.5)
+            napped = _naps(waits) - before
+        finally:
+            os.kill(late, signal.SIGCONT)
+        wait_for(lambda: run_.progress().min() > 30, what="the late rank's steps")
+    assert 0 < napped < 2000
+
+
+def _naps(pid: int) -> int:
+    """How often the threads of a process have gone to sleep."""
+    said = [(task / "status").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    return sum(int(status.split("voluntary_ctxt_switches:")[1].split()[0]) for status in said)
 
 
 def test_equal_seeds_give_equal_logs_however_busy_the_machine_is(job: MakeJob) -> None:

@@ -58,3 +58,14 @@ def test_a_cluster_that_somebody_else_has_started_here_is_not_joined() -> None:
         env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": directory}
         done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "True", done.stderr[-2000:]
+
+
+def test_what_ray_notices_of_a_cluster_is_not_said_on_stdout() -> None:
+    """Where a node is lost while a command asks, its JSON stays JSON."""
+    code = "from dynamiccl_ray.trainers.common import cluster\ncluster.start_ray(log_to_driver=False)\n"
+    code += "import time, ray\nfrom ray._private.utils import publish_error_to_driver\n"
+    code += "publish_error_to_driver('node', 'a node is lost', ray._private.worker.global_worker.gcs_client)\n"
+    code += "time.sleep(1)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == ""
+    assert "a node is lost" in done.stderr

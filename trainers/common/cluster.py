@@ -7,6 +7,7 @@ import os
 import secrets
 import signal
 import threading
+from typing import Any
 
 from dynamiccl_ray.errors import RunError
 
@@ -29,16 +30,29 @@ def leave_signals_alone() -> None:
     os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
 
 
+def _leave_stdout_alone() -> None:
+    """Ray prints on stdout that a node was lost, whatever ``log_to_driver`` says: in the middle of a command's JSON."""
+    from ray._private import worker
+
+    printed = worker.print_to_stdstream
+
+    def to_stderr(data: dict[str, Any], ignore_prefix: bool) -> None:
+        printed(data | {"is_err": True}, ignore_prefix)
+
+    worker.print_to_stdstream = to_stderr
+
+
 def start_ray(actors: int = 0, *, log_to_driver: bool = True) -> None:
     """A cluster that is there already (``RAY_ADDRESS``, as under ``ray job submit``), or a local one that has room
     for ``actors`` which ask for a core each, however few cores this machine has. Raises RunError. What the cluster's
-    nodes print comes here with ``log_to_driver``.
+    nodes print comes to stderr with ``log_to_driver``; what Ray itself notices of them does always.
 
     Ray listens on every interface (2.60 has no setting for it), and whoever gets in runs code as this user; see
     ``ask_for_a_token``.
     """
     import ray
 
+    _leave_stdout_alone()
     listens = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if os.environ.get("RAY_ADDRESS"):

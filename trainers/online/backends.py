@@ -200,7 +200,7 @@ class RayBackend:
     ) -> None:
         """What is started is on ``undo``."""
         ray = self._ray
-        from dynamiccl_ray.actors import remote
+        from dynamiccl_ray.actors import registry, remote
         from dynamiccl_ray.trainers.online import placing
         from dynamiccl_ray.trainers.online.triggered_ppo import TriggeredPPO
 
@@ -212,7 +212,7 @@ class RayBackend:
                 f'{placing.SLOT!r}: is the training running with `eval "$(dynamiccl plugin env --job NAME)"`? See '
                 f"`dynamiccl doctor`; for a cluster, start its Ray nodes with --resources='{{\"{placing.SLOT}\": 1}}'"
             )
-        self._store = remote.KvStore()
+        self._store = registry.KvStore()
         if resume is not None:
             self._store.put(f"{plan.run}/state", resume["coordinator"])
         self._coordinator = remote.start_coordinator(plan, coordinator)
@@ -265,7 +265,7 @@ class RayBackend:
         return self._status
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
-        from dynamiccl_ray.actors.remote import asked
+        from dynamiccl_ray.actors.registry import asked
 
         return asked(self._coordinator, question)
 
@@ -286,7 +286,6 @@ def others(jobs: set[str]) -> str:
 def _phase_rounds(run: str) -> int:
     import ray
 
-    from dynamiccl_ray.actors.remote import NAMESPACE
+    from dynamiccl_ray.actors.registry import find_coordinator
 
-    actor = ray.get_actor(f"coordinator-{run}", namespace=NAMESPACE)
-    return int(ray.get(actor.status.remote()).rounds_in_phase)
+    return int(ray.get(find_coordinator(run).status.remote()).rounds_in_phase)

@@ -117,7 +117,7 @@ def _ask_here(job: str, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask_by_ray(job: str, question: dict[str, Any]) -> dict[str, Any]:
-    from dynamiccl_ray.actors.remote import ask_coordinator
+    from dynamiccl_ray.actors.registry import ask_coordinator
     from dynamiccl_ray.trainers.common.cluster import start_ray
 
     start_ray(log_to_driver=False)

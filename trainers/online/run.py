@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -77,7 +78,8 @@ def run_online(
     """
     directory.mkdir(parents=True, exist_ok=True)
     fabric = _played(experiment, say)
-    run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Runs of two jobs may begin in the same second from one YAML, and on one cluster a name is that of one run.
+    run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     plan = plan_of(experiment, run, fabric)
     earlier = read_checkpoint(resume) if resume is not None else None
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))

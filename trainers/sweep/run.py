@@ -20,6 +20,7 @@ from dynamiccl_ray.config.sweep import METRICS, Asha, NoScheduler, Pbt, Space, S
 from dynamiccl_ray.config.sweep_target import Target, default_values, reports
 from dynamiccl_ray.errors import ConfigError, RunError
 from dynamiccl_ray.trainers.common.cluster import start_ray
+from dynamiccl_ray.trainers.online.outputs import SWEEP, register
 from dynamiccl_ray.trainers.sweep.results import Row, best_of, document, rows_of
 from dynamiccl_ray.trainers.sweep.search import optuna_search
 from dynamiccl_ray.trainers.sweep.trials import TRIALS
@@ -54,6 +55,7 @@ def run_sweep(sweep: Sweep, target: Target, out: Path, console: Console) -> dict
     if started:
         start_ray(math.ceil((sweep.concurrent or 1) * sweep.resources.cpu))
     try:
+        register(sweep.name, out, SWEEP)
         _require(sweep)
         watch = Watch(sweep, console)
         default = default_values(sweep, target)

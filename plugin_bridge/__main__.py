@@ -1,0 +1,30 @@
+"""``python -m dynamiccl_ray.plugin_bridge --job NAME`` prints what ``dynamiccl plugin env`` does, in a training image
+that has neither Ray nor the command line's libraries."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.plugin_bridge.doctor import plugin_variables
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m dynamiccl_ray.plugin_bridge",
+        description='The variables to export in every training process: eval "$(... --job NAME)".',
+    )
+    parser.add_argument("--job", default="default", help="job id that the run will look for")
+    job: str = parser.parse_args().job
+    try:
+        variables = plugin_variables(job)
+    except RunError as e:
+        sys.exit(f"error: {e}")
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+if __name__ == "__main__":
+    main()
