@@ -338,7 +338,8 @@ class NcclFabric(Section):
 
     @model_validator(mode="after")
     def _said_once(self) -> Self:
-        twice = sorted(self.model_fields_set - {"kind", "cluster"})
+        said = type(self).model_fields
+        twice = [name for name in said if name not in ("kind", "cluster") and getattr(self, name) != said[name].default]
         if self.cluster is not None and twice:
             raise ValueError(f"{', '.join(twice)}: {self.cluster.name} says that already; leave out one of them")
         return self
