@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import yaml
@@ -53,8 +54,17 @@ def started_with(mark: str) -> dict[int, str]:
 class Planes:
     """At most one driver at a time; ``parts`` also finds what earlier ones left."""
 
-    def __init__(self, directory: Path, job: str, seed: int, *, serial: bool) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        job: str,
+        seed: int,
+        *,
+        serial: bool,
+        settings: Callable[[str, int], dict[str, object]] = experiment,
+    ) -> None:
         self._directory, self._job, self._seed, self._serial = directory, job, seed, serial
+        self._settings = settings
         self._driver: subprocess.Popen[bytes] | None = None
         self.runs: list[Path] = []
         self.resumed = 0
@@ -63,7 +73,7 @@ class Planes:
         """The next one, from the newest checkpoint there is if asked."""
         number = len(self.runs)
         path, out = self._directory / f"experiment{number}.yaml", self._directory / f"run{number}"
-        path.write_text(yaml.safe_dump(experiment(self._job, self._seed + number)))
+        path.write_text(yaml.safe_dump(self._settings(self._job, self._seed + number)))
         left = [run for run in self.runs if (run / "checkpoint.pt").is_file()]
         options = ["--resume", str(left[-1])] if resume and left else []
         self.resumed += bool(options)
