@@ -54,9 +54,9 @@ class Stage(Section):
     surprise: NotNegative = 0.2
     """Standard deviation of the logs of factors on the times of each pair, anew in every round: what a model does not
     know of a machine must be measured there. What is validated and evaluated has none."""
-    undescribed: Share = 0.25
+    undescribed: Share = 0.5
     """Share of the jobs that do not say which cluster they run on, so that no model says what to expect ..."""
-    mistaken: Share = 0.25
+    mistaken: Share = 0.1
     """... and of those whose model is of another of the stage's places. Neither is validated."""
     promote: Share = 0.9
     """Share of the gap to the oracle that must be closed on the stage's validation scenarios."""
