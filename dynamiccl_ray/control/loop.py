@@ -238,9 +238,10 @@ class Loop:
         return np.where(self.measured[of.rows] >= self.checks.calm_until[of.rows], alarm, -1)
 
     def _alarmed(self, rows: Int64) -> list[int]:
-        """Times of these keys have moved. What exploits is checked, unless they have moved far; returns the others,
-        which begin anew at once."""
-        checked = (self.phase[rows] == Phase.EXPLOIT) & ~self.cusum.sudden(rows)
+        """Times of these keys have moved. What exploits, or only compares, is checked, unless they have moved far;
+        returns the others, which begin anew at once."""
+        drawing = (self.phase[rows] != Phase.EXPLOIT) & (self.decisions[rows] <= self.draws()[rows])
+        checked = ~drawing & ~self.cusum.sudden(rows)
         self._check(rows[checked])
         if not checked.all():
             self._agree(rows[~checked])
@@ -248,6 +249,9 @@ class Loop:
 
     def _check(self, rows: Int64) -> None:
         self.phase[rows] = Phase.CHECK
+        # What contends is compared in the check.
+        compared = self.draws()[rows] + self.control.learning.compares
+        self.decisions[rows] = np.maximum(self.decisions[rows], compared)
         self.checks.begin(rows, self.wanted[rows], self.evidence, self.allowed(rows).reshape(-1, N_ACTIONS))
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from looped import Times, exploiting, network, pair, play, some_keys, through_a_file
+from looped import DRAWS, Times, exploiting, loop_of, network, pair, play, some_keys, through_a_file
 from scipy.signal import lfilter
 
 from dynamiccl_ray.actions import OWN_ACTION
@@ -47,6 +47,17 @@ def test_where_all_actions_take_longer_alike_the_choice_stands_and_nothing_is_le
     assert loop.evidence.ratio(np.array([0])) == pytest.approx(ratio, abs=0.04)
     assert play(loop, 50, _slower(by), sigma=0.01, rows=[0]) == [], "that is how things are now"
     assert loop.cusum.score[1] == exploiting(some_keys(2)).cusum.score[1]
+
+
+def test_what_has_drawn_all_it_draws_is_checked_as_well_and_exploits_if_its_choice_stands() -> None:
+    loop = loop_of(some_keys(2), compares=200)
+    play(loop, 1 + DRAWS + 10, network(), sigma=0.01, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert loop.phase[0] == Phase.LEARN
+    _alarm(loop, _slower(0.15), 60)
+    assert loop.shifts[0] == 0
+    (drift,) = _checked(loop, _slower(0.15))
+    assert not drift.anew
+    assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, pair(1), 0)
 
 
 def test_where_another_action_is_ahead_now_the_key_learns_anew_and_knows_what_was_checked() -> None:
