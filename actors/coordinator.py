@@ -382,6 +382,9 @@ class Coordinator:
             for c, comm in self.comms.items()
         }
         phases, members = self.phases, self.membership
+        # All communicators of a job see the same steps.
+        steps = [comm.reward.steps_s() for comm in self.comms.values()]
+        own_step_s, tuned_step_s = next((both for both in steps if None not in both), (None, None))
         return Status(
             epoch=phases.epoch,
             round=phases.round,
@@ -399,6 +402,10 @@ class Coordinator:
             unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
             keys=phases.keys(),
             in_force={f"{c:x}": len(comm.in_force) for c, comm in self.comms.items() if comm.members},
+            took_s=sum(comm.took_us for comm in self.comms.values()) / 1e6,
+            own_s=sum(comm.own_us for comm in self.comms.values()) / 1e6,
+            own_step_s=own_step_s,
+            tuned_step_s=tuned_step_s,
             mode=self.steering.mode,
             rolled_back=self.steering.rolled_back,
             canary=self.steering.said(),

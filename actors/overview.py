@@ -27,13 +27,12 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     alarms = status.pop("alarms")
     del status["history"]
     comms = [_communicator(coordinator, comm) for comm in coordinator.comms.values()]
-    took, own = (sum(getattr(comm, name) for comm in coordinator.comms.values()) for name in ("took_us", "own_us"))
     return status | {
         "run": coordinator.plan.run,
         "job": coordinator.experiment.job,
         "alarms": len(alarms),
         "last_alarm": alarms[-1] if alarms else None,
-        "speedup": own / took if took > 0 else None,
+        "speedup": status["own_s"] / status["took_s"] if status["took_s"] > 0 else None,
         "communicators": comms,
     }
 

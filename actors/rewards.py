@@ -103,6 +103,12 @@ class JobReward:
         """Other keys are tuned from now on: what an iteration takes then is measured anew."""
         self._tuned = []
 
+    def steps_s(self) -> tuple[float | None, float | None]:
+        """Median of a step with NCCL's own choice, and of one that is tuned; None where the job has said too little."""
+        known = (of if len(of) >= _LEAST_STEPS else None for of in (self._baseline, self._tuned))
+        own, tuned = (None if of is None else float(np.median(of)) for of in known)
+        return own, tuned
+
     def slowdown(self) -> float | None:
         """By which share steps take longer than with NCCL's own choice; None where they do not, beyond doubt and by
         more than 0.5 %, or where too few have been reported to know."""

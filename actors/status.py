@@ -128,6 +128,12 @@ class Status:
     """By phase."""
     in_force: dict[str, int] = field(default_factory=dict)
     """By communicator that is served, keys of which a table says something; 0 for NCCL's own choice everywhere."""
+    took_s: float = 0.0
+    """Of all collectives whose decision is over, exploration included, and what NCCL's own choice would have taken."""
+    own_s: float = 0.0
+    own_step_s: float | None = None
+    """Median of the job's steps with NCCL's own choice, and of those that are tuned; None where it reports too few."""
+    tuned_step_s: float | None = None
     mode: str = "active"
     rolled_back: bool = False
     """What was exploited before is in force, until another mode is ordered."""

@@ -70,7 +70,7 @@ def page_environment(filters: Mapping[str, Callable[..., str]]) -> jinja2.Enviro
 
 
 def _render(run: Run, figures: dict[str, bytes]) -> str:
-    environment = page_environment({"us": _us, "verdict": verdict})
+    environment = page_environment({"us": _us, "verdict": verdict, "seconds": _seconds})
     return environment.get_template("report.html.j2").render(
         run=run,
         summary=run.summary,
@@ -122,6 +122,13 @@ def _tally(stage: Regime) -> tuple[int, int, int]:
     """Keys on which the learned choice is faster than NCCL's own, as fast within ``TIE``, and slower."""
     verdicts = [verdict(speedup(r)) for r in stage.rows]
     return verdicts.count("faster"), verdicts.count("same"), verdicts.count("slower")
+
+
+def _seconds(s: float | None) -> str:
+    """Three significant digits, in s or ms."""
+    if s is None:
+        return "-"
+    return f"{s:.3g} s" if s >= 1 else f"{1e3 * s:.3g} ms"
 
 
 def _us(time_us: float | None) -> str:

@@ -112,6 +112,16 @@ def test_the_baseline_of_an_iteration_is_measured_anew_after_a_drift() -> None:
     assert run.said(_heard({6: (4.0, 1.0)}))["iteration"] == pytest.approx([0, 0])
 
 
+def test_steps_with_nccls_own_choice_and_tuned_ones_are_told_apart() -> None:
+    run = _Run()
+    assert run.rewards.steps_s() == (None, None)
+    for step in range(40):
+        run.said(_heard({step: (0.2, 1.0)}), baseline=step < 20)
+    assert run.rewards.steps_s() == (pytest.approx(0.2), pytest.approx(0.2))
+    run.rewards.shift()
+    assert run.rewards.steps_s() == (None, None)
+
+
 def test_only_the_latest_steps_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynamiccl_ray.actors.rewards._BASELINE_STEPS", 3)
     monkeypatch.setattr("dynamiccl_ray.actors.rewards._PENDING", 2)

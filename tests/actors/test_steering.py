@@ -211,6 +211,7 @@ def test_the_overview_says_what_is_in_force_and_what_it_gains() -> None:
     assert (key["phase"], key["in_force"]) == ("exploit", RING.name)
     assert key["time_vs_nccl"] == pytest.approx(0.8, rel=0.02)
     assert 1.1 < said["speedup"] < 1.27
+    assert said["own_s"] / said["took_s"] == said["speedup"]
     assert answer(run.core, {"order": "mode", "mode": "off"})["mode"] == "active", "it is followed with the next epoch"
 
 

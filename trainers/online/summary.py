@@ -70,6 +70,7 @@ def summarise(
         "mode": status.mode,
         "canary": status.canary,
         "orders": list(status.orders),
+        "whole_run": _whole(status, observed),
         "epochs": status.epoch,
         "rounds": status.round,
         "collectives": status.collectives,
@@ -102,6 +103,27 @@ def summarise(
     if events:
         summary |= _detection(events[0], status.alarms, observed)
     return summary
+
+
+def _whole(status: Status, observed: list[Epoch]) -> dict[str, Any]:
+    """What the run was to the job, with all that was tried; None for what is not known."""
+    worst: dict[str, Any] | None = None
+    for epoch in observed:
+        of = epoch.decisions[epoch.decisions["own_us"] > 0]
+        for decision in of[np.argsort(of["got_us"] / of["own_us"])[-1:]]:
+            ratio = float(decision["got_us"] / decision["own_us"])
+            if worst is None or ratio > worst["vs_nccl"]:
+                action = action_of(int(decision["action"])).name
+                samples = int(decision["samples"])
+                worst = {"key": key_name(int(decision["key"])), "action": action, "vs_nccl": ratio, "samples": samples}
+    return {
+        "took_s": status.took_s,
+        "own_s": status.own_s,
+        "speedup": status.own_s / status.took_s if status.took_s > 0 else None,
+        "own_step_s": status.own_step_s,
+        "tuned_step_s": status.tuned_step_s,
+        "worst": worst,
+    }
 
 
 def _within(epoch: Epoch, first: dict[str, Any] | None, last: dict[str, Any] | None) -> Epoch:

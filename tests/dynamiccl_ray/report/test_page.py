@@ -60,6 +60,12 @@ def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {"keys": rows, "geomean_vs_oracle": means or None, "gap_closed": 0.876 if known else None}
 
 
+WHOLE = {
+    "took_s": 12.0, "own_s": 15.0, "speedup": 1.25, "own_step_s": 0.2, "tuned_step_s": 0.19,
+    "worst": {"key": "all_reduce/8MiB", "action": "ring/simple", "vs_nccl": 7.424, "samples": 1},
+}  # fmt: skip
+
+
 def _summary(**changes: Any) -> dict[str, Any]:
     return {
         "run": "tiny-0-x", "name": "tiny", "seed": 0, "mode": "active", "epochs": 60, "rounds": 6,
@@ -70,6 +76,7 @@ def _summary(**changes: Any) -> dict[str, Any]:
         "detection_delay": None, "detection_delay_key_samples": None, "after": [], "seconds": 3.0,
         "coverage": {"calls": 80_000, "tuned": 52_000, "measured": 10_000, "lost": 40, "not_profiled": 69_900,
                      "unheard": 60, "bypassed": {"no_table": 8_000, "no_entry": 20_000}},
+        "whole_run": WHOLE,
         "overhead": {"percent": 0.31, "max_percent": 0.5, "profiled_one_in": {"1": 8}},
         "stands_for": "8 processes stand for ranks 0-3 of nodes 0-1 among 64 ranks on 8 nodes",
         **_result(_rows(1.0)), **changes,
@@ -165,6 +172,24 @@ def test_numbers_are_the_summarys(tmp_path: Path) -> None:
     ):  # fmt: skip
         assert expected in page.text
     assert page.tags.count("img") == 5
+
+
+def test_the_first_numbers_are_the_jobs(tmp_path: Path) -> None:
+    text = _page(_write(tmp_path, WITH_EVENT)).text
+    for said in (
+        "A step of the job took 200 ms with NCCL's own choices and 190 ms tuned (medians), 0.950\u00d7",
+        "communication took 12 s where NCCL's own choices would have taken 15 s: 1.25\u00d7 as fast",
+        "took 7.42\u00d7 the time of NCCL's own choice, for 1 collective (all_reduce/8MiB, ring/simple)",
+        "1 key learned anew after an alarm.",
+    ):
+        assert said in text
+        assert text.index(said) < text.index("were measured in")
+    silent = {**WHOLE, "own_step_s": None, "tuned_step_s": None, "worst": None}
+    text = _page(_write(tmp_path, _summary(whole_run=silent))).text
+    assert "A step of the job" not in text
+    assert "No key learned anew" in text
+    nothing = _page(_write(tmp_path, _summary(whole_run={**silent, "speedup": None}))).text
+    assert "Over the whole run" not in nothing
 
 
 def test_coverage_is_a_table(tmp_path: Path) -> None:
