@@ -365,7 +365,7 @@ class Loop:
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=self._untried(rows, allowed),
+            untried=self._untried(rows, allowed, draw),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
@@ -392,13 +392,14 @@ class Loop:
         allowed.reshape(-1, N_ACTIONS)[index, action] = False
         return np.asarray(allowed)
 
-    def _untried(self, rows: Int64, allowed: Bool) -> Int64:
+    def _untried(self, rows: Int64, allowed: Bool, draw: Bool) -> Int64:
         """(R,) see ``Due``: of the pairs that may be better than what is known the one that NCCL believes in most, with
         NCCL's own channels and chunk if that may be."""
         cost = self.keys.cost[rows]
         worth = allowed.any((2, 3)) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
-        worth &= self.evidence.may_be_best(rows, np.asarray(allowed.any(-1)))
-        worth[:, OWN_PAIR] = False
+        worth[:, OWN_PAIR] = worth[~draw] = False
+        some = np.flatnonzero(worth.any(-1))
+        worth[some] &= self.evidence.may_be_best(rows[some], np.asarray(allowed[some].any(-1)))
         pair = np.where(worth, cost, np.inf).argmin(-1)
         of_pair = allowed[np.arange(len(rows)), pair].reshape(len(rows), N_CHANNELS * N_CHUNKS)
         channels, chunk = np.divmod(of_pair.argmax(-1), N_CHUNKS)
