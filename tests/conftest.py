@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments
@@ -14,6 +15,11 @@ from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 # Read when PyTorch is imported: more threads than cores make networks this small slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test is about speed, and on a busy machine any example may take long.
+hypothesis.settings.register_profile(
+    "any-machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any-machine")
 
 
 @pytest.fixture
