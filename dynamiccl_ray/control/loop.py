@@ -113,7 +113,7 @@ class Loop:
         """New keys, behind those that are there; each begins with NCCL's own choice."""
         n = len(keys)
         self.keys = joined(self.keys, keys)
-        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior)
+        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior, keys.earlier)
         self.cusum.grow(n)
         self.checks.grow(n)
         self.offers.grow(n)
