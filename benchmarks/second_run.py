@@ -98,20 +98,17 @@ def _regret(scenario: Scenario, actions: Actions) -> float:
     return float(np.exp(np.mean(np.log(time_us / scenario.oracle_us[0])))) - 1
 
 
-def compared(experiment: Online, nodes: int, other: int, seed: int, work: Path) -> dict[str, Any]:
-    """One row: a cold run, and the same seed warmed by what other seeds left."""
-    first, elsewhere = work / "first", work / "elsewhere"
-    played(experiment, nodes, seed + 100, first)
-    played(experiment, other, seed + 100, elsewhere)
+def compared(experiment: Online, nodes: int, other: int, seed: int, first: int, work: Path) -> dict[str, Any]:
+    """Runs of a seed, warmed by what cold runs of the seed ``first`` left in ``work``."""
+    of, elsewhere = work / f"{nodes}-{first}", work / f"{other}-{first}"
     by = {
-        "cold": (),
-        "warm": (first,),
-        "other nodes": (relabelled(elsewhere, work / "relabelled", nodes),),
-        "shuffled": (shuffled(first, work / "shuffled"),),
+        "warm": of,
+        "other nodes": relabelled(elsewhere, work / f"relabelled-{nodes}-{seed}", nodes),
+        "shuffled": shuffled(of, work / f"shuffled-{nodes}-{seed}"),
     }
-    row: dict[str, Any] = {"nodes": nodes, "seed": seed}
+    row = {}
     for name, warm in by.items():
-        row[name] = played(experiment, nodes, seed, work / "run", warm)
+        row[name] = played(experiment, nodes, seed, work / "run", (warm,))
         shutil.rmtree(work / "run")
     return row
 
@@ -121,14 +118,22 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=3)
     given = parser.parse_args()
-    stop = Stop(exploit_rounds_after_last_event=1)
-    experiment, rows = load(EXPERIMENT).model_copy(update={"stop": stop}), []
-    for seed in range(given.seeds):
-        for nodes, other in zip(NODES, NODES[::-1], strict=True):
-            with tempfile.TemporaryDirectory() as work:
-                rows.append(compared(experiment, nodes, other, seed, Path(work)))
-            print(json.dumps(rows[-1]), flush=True)
-            given.out.write_text(json.dumps(rows, indent=1) + "\n")
+    experiment = load(EXPERIMENT).model_copy(update={"stop": Stop(exploit_rounds_after_last_event=1)})
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        # One seed more: a run is never warmed by its own.
+        cold = {
+            (nodes, seed): played(experiment, nodes, seed, work / f"{nodes}-{seed}")
+            for seed in range(given.seeds + 1)
+            for nodes in NODES
+        }
+        for seed in range(given.seeds):
+            for nodes, other in zip(NODES, NODES[::-1], strict=True):
+                warmed = compared(experiment, nodes, other, seed, seed + 1, work)
+                rows.append({"nodes": nodes, "seed": seed, "cold": cold[nodes, seed], **warmed})
+                print(json.dumps(rows[-1]), flush=True)
+                given.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

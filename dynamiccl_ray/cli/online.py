@@ -18,9 +18,7 @@ Nccl = Annotated[
 ]
 Warm = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--warm", help="An earlier run on this cluster; what it measured is expected. Repeatable."
-    ),
+    typer.Option("--warm", help="An earlier run on this cluster; what it measured is expected. Repeatable."),
 ]
 Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
 

@@ -249,10 +249,26 @@ class Evidence:
         """(R, N_PAIRS) whether a channel count that is ``allowed`` (R, N_PAIRS, N_CHANNELS) is not behind what is known
         well by two standard deviations, by all that is said of both.
         """
+        least, known = self._least_and_known(rows, allowed)
+        return np.asarray(least.min(-1) < known[:, None])
+
+    def worth_drawing(self, rows: Int64, allowed: Bool) -> Bool:
+        """(R, N_PAIRS, N_CHANNELS) as ``may_be_best``, of each that is ``allowed``: of keys that earlier runs have
+        measured. A policy would try again what they have found to be bad. Of other keys all that is allowed.
+        """
+        of = np.isfinite(self._earlier[rows]).any((1, 2))
+        worth = allowed.copy()
+        if of.any():
+            least, known = self._least_and_known(rows[of], allowed[of])
+            worth[of] = least <= known[:, None, None]
+        return worth
+
+    def _least_and_known(self, rows: Int64, allowed: Bool) -> tuple[Float64, Float64]:
+        """(R, N_PAIRS, N_CHANNELS) two standard deviations below what is said, infinity where not ``allowed``; and (R,)
+        the least of what is known well."""
         (time, sure), _ = self.estimates(rows)
-        least = np.where(allowed, time - 2 * deviation(sure), np.inf).min(-1)
-        known = np.where(allowed & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
-        return np.asarray(least < known[:, None])
+        least = np.where(allowed, time - 2 * deviation(sure), np.inf)
+        return least, np.where(allowed & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
 
     def pairs_tried(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""

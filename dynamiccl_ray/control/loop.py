@@ -350,7 +350,9 @@ class Loop:
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
-        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], allowed[seen]))
+        worth = self.evidence.worth_drawing(rows[seen], np.asarray(allowed[seen].any(-1)))
+        drawable = allowed[seen] & worth[..., None]
+        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable))
         return Due(
             row=rows,
             identity=self.keys.identity[rows],

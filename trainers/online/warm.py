@@ -110,6 +110,8 @@ def _numbered(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64:
     names = encoded.dictionary.to_pylist()
     if unknown := [name for name in names if name not in numbers]:
         raise ValueError(f"{short(repr(unknown[0]))} is unknown")
+    if encoded.null_count:
+        raise ValueError("a decision has no action, or no phase")
     return np.array([numbers[name] for name in names], np.int64)[encoded.indices.to_numpy()]
 
 
