@@ -112,7 +112,7 @@ def _numbered(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64:
         raise ValueError(f"{short(repr(unknown[0]))} is unknown")
     if encoded.null_count:
         raise ValueError("a decision has no action, or no phase")
-    return np.array([numbers[name] for name in names], np.int64)[encoded.indices.to_numpy()]
+    return np.asarray(np.array([numbers[name] for name in names], np.int64)[encoded.indices.to_numpy()])
 
 
 def _check(columns: dict[str, npt.NDArray[Any]]) -> None:

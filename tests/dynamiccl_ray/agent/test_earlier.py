@@ -134,11 +134,12 @@ def test_a_second_run_loses_less_than_half_and_a_wrong_record_costs_little() -> 
     truth = np.concatenate([ratio[..., 0], ratio[:, :, 0]], -1).astype(np.float32)
     truth[:, OWN_PAIR] = np.nan
     rng = np.random.default_rng(0)
-    # Another day's, and one that takes each pair for another.
+    # Another day's, and one that takes pairs for others, of each key anew.
     day = truth + rng.normal(0, 0.03, (*truth.shape[:2], 1)).astype(np.float32)
     pairs = np.flatnonzero(np.isfinite(truth).any((0, 2)))
     wrong = truth.copy()
-    wrong[:, pairs] = truth[:, np.roll(pairs, 1)]
+    for row in wrong:
+        row[pairs] = row[rng.permutation(pairs)]
     (cold, _), (warm, warm_end), (misled, misled_end) = (_over_best(scenario, of) for of in (None, day, wrong))
     assert warm < cold / 2
     assert misled < cold + 0.05
