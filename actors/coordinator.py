@@ -230,6 +230,9 @@ class Coordinator:
                     Epoch(
                         number=self.phases.epoch,
                         comm=part.comm,
+                        ranks=comm.example.ranks,
+                        nodes=comm.example.nodes,
+                        name=comm.example.name,
                         version=comm.version,
                         phase=self.phases.phase,
                         samples=part.samples(phase),

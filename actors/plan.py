@@ -12,6 +12,7 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.messages import Member
 from dynamiccl_ray.agent import observation
+from dynamiccl_ray.agent.earlier import Earlier
 from dynamiccl_ray.agent.gates import hands_off
 from dynamiccl_ray.agent.observation import Topology
 from dynamiccl_ray.arrays import Bool, Float32, Int64
@@ -42,6 +43,8 @@ class Plan:
     """Streaming multiprocessors of a GPU; None where nobody says."""
     model: Cluster | None = None
     """Whose physical model says what to expect before anything is measured; None where nobody described the cluster."""
+    earlier: Earlier = field(default_factory=Earlier)
+    """What earlier runs measured."""
     valid: dict[int, Bool] | None = None
     """Key -> (N_PAIRS, N_CHANNELS) actions that the fabric has data for; None leaves it to NCCL."""
 
@@ -90,6 +93,7 @@ class Plan:
             chunks=chunks,
             context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
             prior=self._prior(member, np.array(collective), np.array(nbytes)),
+            earlier=self.earlier.expected(member.ranks, member.nodes, member.name, keys),
         )
 
     def _prior(self, member: Member, collective: Int64, nbytes: Int64) -> Float32:

@@ -55,6 +55,10 @@ class Epoch:
 
     number: int
     comm: int
+    ranks: int
+    nodes: int
+    name: str
+    """Of the communicator: NCCL's, where the job has given it one."""
     version: int
     phase: Phase
     """Of the run."""

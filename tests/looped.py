@@ -40,6 +40,7 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
         chunks=chunks,
         context=np.tile(CONTEXT, (n, 1)),
         prior=nothing_expected(n),
+        earlier=nothing_expected(n),
     )
 
 

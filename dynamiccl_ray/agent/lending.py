@@ -8,6 +8,7 @@ was measured, however often: it is of another key.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -92,16 +93,15 @@ def combine(
     noise: Floats,
     lending: Lending,
     rows: NDArray[np.int64],
-    prior: Floats,
-    error: Floats,
+    priors: Sequence[tuple[Floats, Floats]],
 ) -> tuple[Floats, Floats]:
-    """Mean log time ratio (R, ...) of each action by own and lent measurements and by what a model expects, 0 where
+    """Mean log time ratio (R, ...) of each action by own and lent measurements and by what priors expect, 0 where
     there is nothing; and how sure it is, log(``WIDE`` / standard deviation) / ``SURE_SCALE``: 0 where nothing is known.
     Both of ``rows`` (R,).
 
     ``total`` and ``samples`` (B, ...) are sums and counts of own log time ratios, ``noise`` (B,) the standard
-    deviation of one. ``prior`` (R, ...) is what is expected, NaN for nothing, and ``error`` (R,) its standard
-    deviation. Precisions of independent Gaussian estimates add up.
+    deviation of one. Each of ``priors`` is what is expected (R, ...), NaN for nothing, and its standard deviation (R,).
+    Precisions of independent Gaussian estimates add up.
     """
     shape = samples.shape
     flat_total, flat_samples = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
@@ -110,11 +110,14 @@ def combine(
     own_total, own_samples, variance = flat_total[rows], flat_samples[rows], (noise[rows] ** 2)[:, None]
     own = own_samples / (variance + own_samples * np.float32(_FLOOR**2))
     other = lent_samples / (variance + lent_samples * np.float32(_APART**2))
-    believed = prior.reshape(own.shape)
-    model = np.isfinite(believed) / (error**2)[:, None]
-    precision = own + other + model
+    precision = own + other
     mean = own * own_total / np.maximum(own_samples, 1e-9) + other * lent_total / np.maximum(lent_samples, 1e-9)
-    mean = (mean + model * np.nan_to_num(believed)) / np.maximum(precision, 1e-9)
+    for prior, error in priors:
+        believed = prior.reshape(own.shape)
+        weight = np.isfinite(believed) / (error**2)[:, None]
+        precision = precision + weight
+        mean = mean + weight * np.nan_to_num(believed)
+    mean = mean / np.maximum(precision, 1e-9)
     sure = np.log1p(np.float32(WIDE**2) * precision) / np.float32(2 * SURE_SCALE)
     out = (len(rows), *shape[1:])
     return np.asarray(mean.reshape(out), np.float32), np.asarray(sure.reshape(out), np.float32)

@@ -16,6 +16,10 @@ Nccl = Annotated[
     Path | None,
     typer.Option("--nccl", help="Play the job on NCCL's own host code: a source tree of NCCL, or a tarball of one."),
 ]
+Warm = Annotated[
+    list[Path] | None,
+    typer.Option("--warm", help="An earlier run on this cluster; what it measured is expected. Repeatable."),
+]
 Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, repeatable to the last decision.")]
 
 
@@ -140,6 +144,7 @@ def online(
     serial: Serial = False,
     resume: Annotated[Path | None, typer.Option(help="Directory of a run to go on from.")] = None,
     nccl: Nccl = None,
+    warm: Warm = None,
     without: Without = None,
     override: Set = None,
     as_json: AsJson = False,
@@ -151,6 +156,7 @@ def online(
     settings = load(find("experiment", experiment), override or ())
     if nccl is not None:
         settings = settings.on_nccl(nccl)
+    settings = settings.warmed(warm or ())
     settings = settings.model_copy(update={"reward": settings.reward.without(without or ())})
     _run(settings, out, serial=serial, resume=resume, as_json=as_json)
 

@@ -230,6 +230,13 @@ def _policy(given: Any, info: ValidationInfo) -> Any:
     return path
 
 
+def _earlier_run(given: Any, info: ValidationInfo) -> Any:
+    path = beside(given, info)
+    if isinstance(path, Path) and not exists(path):
+        raise ValueError(f"{path} does not exist; name the directory of an earlier run of `dynamiccl online`")
+    return path
+
+
 class EmulatedFabric(EmulatedJob):
     """A physical model of a cluster."""
 
@@ -411,6 +418,9 @@ class Online(Section):
     policy: Annotated[Path, BeforeValidator(_policy)] | None = None
     """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
     one that has seen nothing."""
+    warm: tuple[Annotated[Path, BeforeValidator(_earlier_run)], ...] = ()
+    """Directories of earlier runs on the same cluster, relative to this file. What they measured of communicators of
+    the same shape says what to expect, and is believed as far as it turns out to be right. --warm adds to them."""
     actions: Actions = Actions()
     communicators: tuple[CommunicatorRule, ...] = ()
     """What is different for some communicators. The first rule that matches one holds for it."""
@@ -430,6 +440,13 @@ class Online(Section):
             raise ValueError("stop: a played job runs for ever; give rounds or exploit_rounds_after_last_event")
         return self
 
+    def warmed(self, directories: Sequence[Path]) -> Self:
+        """By these earlier runs, too. Raises ConfigError for one that does not exist."""
+        for path in directories:
+            if not exists(path):
+                raise ConfigError(f"--warm {path} does not exist; name the directory of an earlier run")
+        return self.model_copy(update={"warm": (*self.warm, *(path.absolute() for path in directories))})
+
     def on_nccl(self, source: Path) -> Self:
         """With these sources of NCCL. Raises ConfigError where none are needed, or where they are not there."""
         if not isinstance(self.fabric, RealNcclFabric):
@@ -444,7 +461,7 @@ def recorded(path: Path) -> Online:
     out. Raises ConfigError for something else."""
     try:
         raw = json.loads(path.read_bytes())
-        raw["policy"] = None
+        raw["policy"], raw["warm"] = None, ()
         for name in raw["fabric"].keys() & {"files", "nccl"}:
             del raw["fabric"][name]
         return Online.model_validate(raw)

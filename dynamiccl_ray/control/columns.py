@@ -42,6 +42,8 @@ class Keys:
     """(N, STATIC_SIZE) what is known of the communicator, encoded."""
     prior: Float32
     """(N, N_PAIRS, N_CHANNELS + N_CHUNKS) what a model of the cluster expects, see ``prior.py``; NaN where nothing."""
+    earlier: Float32
+    """As ``prior``: what earlier runs measured, see ``earlier.py``."""
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -156,11 +158,12 @@ def no_keys() -> Keys:
         chunks=np.zeros((0, N_PAIRS, N_CHUNKS), np.bool_),
         context=np.zeros((0, STATIC_SIZE), np.float32),
         prior=nothing_expected(0),
+        earlier=nothing_expected(0),
     )
 
 
 def nothing_expected(n: int) -> Float32:
-    """``Keys.prior`` of keys on a cluster that nobody described."""
+    """``Keys.prior`` of keys on a cluster that nobody described, or ``Keys.earlier`` of what never ran there."""
     return np.full((n, N_PAIRS, N_CHANNELS + N_CHUNKS), np.nan, np.float32)
 
 

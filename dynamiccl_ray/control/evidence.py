@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.lending import Lending, combine, deviation, noise_of, stale, worse_than_own
-from dynamiccl_ray.agent.prior import error_of
+from dynamiccl_ray.agent.prior import EARLIER_ERROR, ERROR, error_of
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
@@ -85,14 +85,17 @@ class Evidence:
             setattr(self, name, np.zeros((0, *shape), kind))
         self._group, self._collective, self._nbytes = np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
         self._prior = np.zeros((0, N_PAIRS, N_CHANNELS + N_CHUNKS), np.float32)
+        self._earlier = self._prior
         self._lending = Lending([], [], [])
 
     def __len__(self) -> int:
         return len(self.baseline)
 
-    def grow(self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike, prior: Float32) -> None:
-        """New keys: each the number of its communicator, its collective, its bytes, and what a model expects of it, see
-        ``Keys.prior``."""
+    def grow(
+        self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike, prior: Float32, earlier: Float32
+    ) -> None:
+        """New keys: each the number of its communicator, its collective, its bytes, and what a model and earlier runs
+        expect of it, see ``Keys.prior`` and ``Keys.earlier``."""
         groups = np.asarray(group, np.int64)
         for name, (shape, kind, fill) in _ROWS.items():
             new: Any = np.full((len(groups), *shape), fill, kind)
@@ -101,11 +104,12 @@ class Evidence:
         self._collective = np.concatenate([self._collective, np.asarray(collective, np.int64)])
         self._nbytes = np.concatenate([self._nbytes, np.asarray(nbytes, np.float64)])
         self._prior = np.concatenate([self._prior, prior])
+        self._earlier = np.concatenate([self._earlier, earlier])
         self._lending = Lending(self._group, self._collective, self._nbytes)
 
     def keep(self, rows: Bool) -> None:
         """Forgets all other keys (a mask (K,)), and moves these together."""
-        for name in (*_ROWS, "_group", "_collective", "_nbytes", "_prior"):
+        for name in (*_ROWS, "_group", "_collective", "_nbytes", "_prior", "_earlier"):
             setattr(self, name, getattr(self, name)[rows])
         self._lending = Lending(self._group, self._collective, self._nbytes)
 
@@ -181,27 +185,29 @@ class Evidence:
 
     def estimates(self, rows: Int64) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
         """Of each (pair, channels), (R, N_PAIRS, N_CHANNELS), and each (pair, chunk): the log time over the baseline by
-        own and lent evidence and what a model expects, and how sure that is; see ``lending.combine``.
+        own and lent evidence and what priors expect, and how sure that is; see ``lending.combine``.
         """
         total = np.concatenate([self.by_channels_total, self.by_chunk_total], -1)
         samples = np.concatenate([self.by_channels, self.by_chunk], -1)
         baseline = np.nan_to_num(self.baseline)[:, None, None]
         ratio = (total - samples * baseline).astype(np.float32)
         count, noise = samples.astype(np.float32), self.noise
-        time, sure = combine(ratio, count, noise, self._lending, rows, self._prior[rows], self._model_error(rows))
+        time, sure = combine(ratio, count, noise, self._lending, rows, self._priors(rows))
         return (time[..., :N_CHANNELS], sure[..., :N_CHANNELS]), (time[..., N_CHANNELS:], sure[..., N_CHANNELS:])
 
-    def _model_error(self, rows: Int64) -> Float32:
-        """(R,) how far the model of the cluster is off, of each key's communicator; see ``prior.py``."""
+    def _priors(self, rows: Int64) -> list[tuple[Float32, Float32]]:
+        """What the model of the cluster and earlier runs say, each where it says anything, and (R,) how far it is off,
+        of each key's communicator; see ``prior.py``."""
         alike = np.flatnonzero(np.isin(self._group, self._group[rows]))
-        found = error_of(
-            self._prior[alike, :, :N_CHANNELS],
-            self.ratio(alike),
-            self.by_channels[alike].astype(np.float32),
-            self.noise[alike],
-            self._group[alike],
-        )
-        return found[np.searchsorted(alike, rows)]
+        at = np.searchsorted(alike, rows)
+        ratio, samples = self.ratio(alike), self.by_channels[alike].astype(np.float32)
+        noise, group = self.noise[alike], self._group[alike]
+        priors = []
+        for prior, start in ((self._prior, ERROR), (self._earlier, EARLIER_ERROR)):
+            if np.isfinite(prior[rows]).any():
+                error = error_of(prior[alike, :, :N_CHANNELS], ratio, samples, noise, group, start)
+                priors.append((prior[rows], error[at]))
+        return priors
 
     def excess(self, rows: Int64) -> Float32:
         """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""
@@ -243,10 +249,26 @@ class Evidence:
         """(R, N_PAIRS) whether a channel count that is ``allowed`` (R, N_PAIRS, N_CHANNELS) is not behind what is known
         well by two standard deviations, by all that is said of both.
         """
+        least, known = self._least_and_known(rows, allowed)
+        return np.asarray(least.min(-1) < known[:, None])
+
+    def worth_drawing(self, rows: Int64, allowed: Bool) -> Bool:
+        """(R, N_PAIRS, N_CHANNELS) as ``may_be_best``, of each that is ``allowed``: of keys that earlier runs have
+        measured. A policy would try again what they have found to be bad. Of other keys all that is allowed.
+        """
+        of = np.isfinite(self._earlier[rows]).any((1, 2))
+        worth = allowed.copy()
+        if of.any():
+            least, known = self._least_and_known(rows[of], allowed[of])
+            worth[of] = least <= known[:, None, None]
+        return worth
+
+    def _least_and_known(self, rows: Int64, allowed: Bool) -> tuple[Float64, Float64]:
+        """(R, N_PAIRS, N_CHANNELS) two standard deviations below what is said, infinity where not ``allowed``; and (R,)
+        the least of what is known well."""
         (time, sure), _ = self.estimates(rows)
-        least = np.where(allowed, time - 2 * deviation(sure), np.inf).min(-1)
-        known = np.where(allowed & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
-        return np.asarray(least < known[:, None])
+        least = np.where(allowed, time - 2 * deviation(sure), np.inf)
+        return least, np.where(allowed & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
 
     def pairs_tried(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""

@@ -57,6 +57,8 @@ _OUTLIER: Final = 4.0
 # than the fastest where it is tried once all the same.
 _OFTEN: Final = 4
 _BELIEVED: Final = 1.0
+# Share of the draws in which what earlier runs found to be bad is not drawn.
+_TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
@@ -113,7 +115,7 @@ class Loop:
         """New keys, behind those that are there; each begins with NCCL's own choice."""
         n = len(keys)
         self.keys = joined(self.keys, keys)
-        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior)
+        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior, keys.earlier)
         self.cusum.grow(n)
         self.checks.grow(n)
         self.offers.grow(n)
@@ -354,7 +356,11 @@ class Loop:
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
-        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], allowed[seen]))
+        worth = self.evidence.worth_drawing(rows[seen], np.asarray(allowed[seen].any(-1)))
+        # A record may be wrong about what nobody draws because of it: the last draws are free.
+        trusted = done[seen] < _TRUSTED * draws[seen]
+        drawable = allowed[seen] & (worth | ~trusted[:, None, None])[..., None]
+        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable))
         return Due(
             row=rows,
             identity=self.keys.identity[rows],

@@ -63,6 +63,8 @@ class Scenario:
     prior: Floats | None = None
     """(K, N_PAIRS, N_CHANNELS + N_CHUNKS) what the model of a described cluster expects, see ``pricing.expected``; None
     where nobody described one."""
+    earlier: Floats | None = None
+    """Of the same shape: what earlier runs measured, see ``agent/earlier.py``; None where there was none."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for phases that do not start at 0 and ascend, or without a time of NCCL's own choice."""

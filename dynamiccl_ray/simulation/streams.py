@@ -49,6 +49,7 @@ def keys_of(scenario: Scenario, group: int = 0) -> Keys:
         chunks=np.asarray(valid.any(2)),
         context=np.tile(encode_context(scenario.context), (n, 1)),
         prior=nothing_expected(n) if scenario.prior is None else scenario.prior,
+        earlier=nothing_expected(n) if scenario.earlier is None else scenario.earlier,
     )
 
 

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from dynamiccl_ray.trainers.online.ending import Disk, Ending
 from dynamiccl_ray.trainers.online.outputs import register
 from dynamiccl_ray.trainers.online.recorder import Recorder
 from dynamiccl_ray.trainers.online.summary import Recent, summarise
+from dynamiccl_ray.trainers.online.warm import read_earlier
 
 log = logging.getLogger("dynamiccl.online")
 
@@ -80,7 +81,7 @@ def run_online(
     fabric = _played(experiment, say)
     # Runs of two jobs may begin in the same second from one YAML, and on one cluster a name is that of one run.
     run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    plan = plan_of(experiment, run, fabric)
+    plan = replace(plan_of(experiment, run, fabric), earlier=read_earlier(experiment.warm))
     earlier = read_checkpoint(resume) if resume is not None else None
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
     remove_stale(experiment.job)

@@ -18,7 +18,7 @@ def _combined(
     n = np.array(samples, np.float32)[:, None]
     total, rows = n * np.array(means, np.float32)[:, None], np.arange(len(n))
     prior, error = np.full(n.shape, expected, np.float32), np.full(len(n), 0.1, np.float32)
-    time, sure = combine(total, n, np.full(len(n), noise, np.float32), lending, rows, prior, error)
+    time, sure = combine(total, n, np.full(len(n), noise, np.float32), lending, rows, [(prior, error)])
     return time[:, 0].tolist(), sure[:, 0].tolist()
 
 
@@ -49,7 +49,7 @@ def test_what_is_expected_is_all_there_is_until_something_is_measured() -> None:
 def test_before_the_first_collective_there_are_no_keys() -> None:
     nothing = np.zeros((0, 22, 19), np.float32)
     of = np.zeros(0, np.float32)
-    time, sure = combine(nothing, nothing, of, Lending([], [], []), np.zeros(0, np.int64), nothing, of)
+    time, sure = combine(nothing, nothing, of, Lending([], [], []), np.zeros(0, np.int64), [(nothing, of)])
     assert time.shape == sure.shape == nothing.shape
 
 
@@ -61,7 +61,7 @@ def test_asked_about_some_keys_it_says_what_it_says_about_all() -> None:
     prior, error = rng.normal(0, 0.2, samples.shape).astype(np.float32), np.full(4, 0.1, np.float32)
     prior[0, 1] = np.nan
     every, some = (
-        combine(*given, lending, np.array(rows), prior[rows], error[rows]) for rows in ([0, 1, 2, 3], [3, 0])
+        combine(*given, lending, np.array(rows), [(prior[rows], error[rows])]) for rows in ([0, 1, 2, 3], [3, 0])
     )
     for of_every, of_some in zip(every, some, strict=True):
         np.testing.assert_array_equal(of_some, of_every[[3, 0]])

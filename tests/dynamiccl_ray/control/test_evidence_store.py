@@ -17,11 +17,11 @@ from dynamiccl_ray.control.evidence import Contest, Evidence
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 
-def _store(keys: int, prior: Float32 | None = None) -> Evidence:
+def _store(keys: int, prior: Float32 | None = None, earlier: Float32 | None = None) -> Evidence:
     """Keys of one kind on one communicator, from 1 MiB on."""
     evidence = Evidence()
-    prior = nothing_expected(keys) if prior is None else prior
-    evidence.grow(np.zeros(keys), np.full(keys, 4), MIB << np.arange(keys), prior)
+    said = [nothing_expected(keys) if of is None else of for of in (prior, earlier)]
+    evidence.grow(np.zeros(keys), np.full(keys, 4), MIB << np.arange(keys), *said)
     return evidence
 
 
@@ -249,7 +249,7 @@ def test_keys_that_are_kept_move_together_and_lend_to_each_other_as_before() -> 
         _measured(evidence, row, OWN_ACTION, 4, 3.0 + row, begin=True)
     _measured(evidence, 1, pair(5), 4, 3.5)
     evidence.keep(np.array([False, True, False, True]))
-    evidence.grow([1], [4], [2 * MIB], nothing_expected(1))
+    evidence.grow([1], [4], [2 * MIB], nothing_expected(1), nothing_expected(1))
     assert evidence.baseline[:2].tolist() == [4.0, 6.0]
     (time, sure), _ = evidence.estimates(np.arange(3))
     assert time[:2, 5, 0].tolist() == pytest.approx([-0.5, -0.5], abs=1e-6)

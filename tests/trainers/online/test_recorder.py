@@ -29,8 +29,8 @@ def epoch(number: int, n: int = 5, phase: Phase = Phase.LEARN) -> Epoch:
     samples["dseq"] = 100 * number + np.arange(n)
     samples["phase"] = phase
     return Epoch(
-        number=number, comm=7, version=1, phase=phase, samples=samples, took_s=0.5, judged=np.zeros(1, np.int64),
-        terms={PRIMARY: np.array([0.1 * number])},
+        number=number, comm=7, ranks=4, nodes=2, name="", version=1, phase=phase, samples=samples, took_s=0.5,
+        judged=np.zeros(1, np.int64), terms={PRIMARY: np.array([0.1 * number])},
     )  # fmt: skip
 
 

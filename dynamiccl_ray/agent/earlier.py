@@ -1,0 +1,148 @@
+"""What earlier runs measured, as a prior: log time ratios to NCCL's own choice, for a communicator of the same shape.
+
+It is a hint of another day. How far it is believed is found out by measurements, as for a model; see ``prior.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.agent.lending import noise_of
+from dynamiccl_ray.agent.prior import EARLIER_ERROR
+from dynamiccl_ray.arrays import Float32, Float64, Int64
+from dynamiccl_ray.keys import N_BINS, key_parts
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
+
+# Octaves within which a size that was measured says something of one that was not; and where there is none on its other
+# side: NCCL's own choice may change in between.
+_NEAR: Final = 1.0
+_ALONE: Final = 0.25
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Decisions:
+    """N decisions of one communicator, in their order."""
+
+    key: Int64
+    action: Int64
+    """Flat."""
+    samples: Float64
+    log_us: Float64
+    """Mean log time; ``own_log_us`` of NCCL's own choice, NaN before it was known."""
+    own_log_us: Float64
+    anew: Int64
+    """0 until the key began to learn anew; then more each time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Record:
+    """What one run measured of one communicator, K keys."""
+
+    ranks: int
+    nodes: int
+    name: str
+    key: Int64
+    """(K,) ascending."""
+    ratio: Float32
+    """(K, N_PAIRS, N_CHANNELS + N_CHUNKS) mean log time over NCCL's own choice since the key last began to learn, of
+    each pair's channel counts and chunks; NaN where nothing was measured."""
+    variance: Float32
+    """Of the same shape: squared standard error of ``ratio``."""
+
+
+def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
+    """Pools a communicator's decisions."""
+    keys, row = np.unique(of.key, return_inverse=True)
+    last = np.zeros(len(keys), np.int64)
+    np.maximum.at(last, row, of.anew)
+    since, own = of.anew == last[row], of.action == OWN_ACTION
+    # Where NCCL's own choice has no decision since, its time is of a check's few collectives.
+    own_samples = np.bincount(row[since & own], of.samples[since & own], len(keys))
+    kept = since & ~own & np.isfinite(of.own_log_us)
+    row, samples = row[kept], of.samples[kept]
+    log_ratio = of.log_us[kept] - of.own_log_us[kept]
+    pair, channels, chunk = action_parts(of.action[kept])
+    shape = (len(keys), N_PAIRS, N_CHANNELS + N_CHUNKS)
+    count, total, square, times = np.zeros((4, *shape))
+    for column in (channels, N_CHANNELS + chunk):
+        cell = (row, pair, column)
+        np.add.at(count, cell, samples)
+        np.add.at(total, cell, samples * log_ratio)
+        np.add.at(square, cell, samples * log_ratio**2)
+        np.add.at(times, cell, 1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = total / count
+        apart = np.where(count > 0, square - count * ratio**2, 0.0)[..., :N_CHANNELS].sum((1, 2))
+        freedom = np.maximum(times - 1, 0)[..., :N_CHANNELS].sum((1, 2))
+        noise = noise_of(np.maximum(apart, 0), freedom)[:, None, None]
+        variance = noise**2 * (1 / count + 1 / np.maximum(own_samples, 1)[:, None, None])
+    ratio[:, OWN_PAIR] = np.nan
+    return Record(
+        ranks=ranks,
+        nodes=nodes,
+        name=name,
+        key=keys,
+        ratio=ratio.astype(np.float32),
+        variance=np.where(np.isfinite(ratio), variance, np.nan).astype(np.float32),
+    )
+
+
+class Earlier:
+    """Records of earlier runs, the newest run first; each run has one for every communicator."""
+
+    def __init__(self, runs: Sequence[Sequence[Record]] = ()) -> None:
+        self._records: Final = [(age, record) for age, of in enumerate(runs) for record in of]
+
+    def expected(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
+        """(N, N_PAIRS, N_CHANNELS + N_CHUNKS) mean log time ratios of keys (N,) as ``Keys.earlier``: of communicators
+        of as many ranks and nodes, and of the same name where both have one.
+
+        NaN where nothing was measured, or so badly that it says less than a record is believed.
+        """
+        wanted = np.asarray(keys, np.int64)
+        shape = (len(wanted), N_PAIRS, N_CHANNELS + N_CHUNKS)
+        precision, total = np.zeros((2, *shape))
+        for age, of in self._records:
+            if (of.ranks, of.nodes) == (ranks, nodes) and (not name or not of.name or name == of.name):
+                ratio, variance = _at(of, wanted)
+                # A run is off by what days differ by, an older one by that of every run since.
+                weight = 1 / (variance + (1 + age) * EARLIER_ERROR**2)
+                known = np.isfinite(ratio) & (variance <= EARLIER_ERROR**2)
+                precision += np.where(known, weight, 0.0)
+                total += np.where(known, weight * ratio, 0.0)
+        return np.where(precision > 0, total / np.maximum(precision, 1e-9), np.nan).astype(np.float32)
+
+
+def _at(of: Record, keys: Int64) -> tuple[Float64, Float64]:
+    """A record's ratios and their variances at keys (N,): of each action the nearest sizes on both sides that have it,
+    and a line between them; NaN where there is none near enough.
+    """
+    out = np.full((2, len(keys), N_PAIRS, N_CHANNELS + N_CHUNKS), np.nan)
+    octave = np.log2([max(1, key_parts(key)[2]) for key in of.key.tolist()])
+    for n, key in enumerate(keys.tolist()):
+        at = np.log2(max(1, key_parts(key)[2]))
+        near = np.flatnonzero((of.key // N_BINS == key // N_BINS) & (np.abs(octave - at) <= _NEAR))
+        if not len(near):
+            continue
+        known = np.isfinite(of.ratio[near])
+        away = (octave[near] - at)[:, None, None]
+        # By action, the nearest on either side; one of the same size is on both.
+        sides = [np.where(known & (sign * away >= 0), np.abs(away), np.inf) for sign in (-1, 1)]
+        places = [side.argmin(0)[None] for side in sides]
+        gaps = [np.take_along_axis(side, place, 0)[0] for side, place in zip(sides, places, strict=True)]
+        (below, above), (lower, upper) = gaps, places
+        only_above, only_below = np.isinf(below), np.isinf(above)
+        with np.errstate(invalid="ignore"):
+            between = np.where(below + above > 0, below / (below + above), 0.0)
+        share = np.where(only_above, 1.0, np.where(only_below, 0.0, between))
+        for table, to in ((of.ratio, out[0]), (of.variance, out[1])):
+            low, high = (np.take_along_axis(table[near], place, 0)[0] for place in (lower, upper))
+            to[n] = np.where(share < 1, (1 - share) * np.nan_to_num(low), 0) + share * np.nan_to_num(high)
+            to[n][np.where(only_above | only_below, np.minimum(below, above) > _ALONE, below + above > _NEAR)] = np.nan
+    return out[0], out[1]

@@ -1,0 +1,157 @@
+"""What earlier runs left is read, or refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from dynamiccl_ray.actions import N_CHANNELS, OWN_ACTION, flat_action
+from dynamiccl_ray.actors.status import DECISION_DTYPE, SAMPLE_DTYPE, Epoch
+from dynamiccl_ray.agent.reward import PRIMARY
+from dynamiccl_ray.cli.app import app
+from dynamiccl_ray.config.experiment import load
+from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.keys import key_of
+from dynamiccl_ray.knobs import Collective
+from dynamiccl_ray.trainers.online import warm
+from dynamiccl_ray.trainers.online.recorder import Recorder
+from dynamiccl_ray.trainers.online.warm import read_earlier
+
+KEY = key_of(Collective.ALL_REDUCE, 1 << 20, False)
+PAIR = 5
+
+
+def _epoch(*decided: tuple[int, float, float, Phase]) -> Epoch:
+    """One decision of a key for each flat action, time, NCCL's own time, and phase."""
+    decisions = np.zeros(len(decided), DECISION_DTYPE)
+    for name, column in zip(("action", "got_us", "own_us", "phase"), zip(*decided, strict=True), strict=True):
+        decisions[name] = column
+    decisions["key"], decisions["samples"] = KEY, 50
+    return Epoch(
+        number=0,
+        comm=7,
+        ranks=16,
+        nodes=2,
+        name="dp",
+        version=1,
+        phase=Phase.LEARN,
+        samples=np.zeros(0, SAMPLE_DTYPE),
+        took_s=0.1,
+        judged=np.zeros(1, np.int64),
+        terms={PRIMARY: np.array([np.nan])},
+        decisions=decisions,
+    )
+
+
+def _run(directory: Path, ratio: float = 0.8, *more: tuple[int, float, float, Phase]) -> Path:
+    """A run in which a pair takes so much of NCCL's own time."""
+    directory.mkdir()
+    flat = int(flat_action(PAIR, 0, 0))
+    first = ((OWN_ACTION, 100.0, np.nan, Phase.BASELINE), (flat, 100 * ratio, 100.0, Phase.LEARN))
+    with Recorder(directory, "run", 0) as recorder:
+        recorder.add(_epoch(*first, *more))
+    return directory
+
+
+def _said(*directories: Path) -> float:
+    return float(read_earlier(directories).expected(16, 2, "dp", [KEY])[0, PAIR, N_CHANNELS])
+
+
+def test_what_a_run_decided_is_expected_of_the_next(tmp_path: Path) -> None:
+    assert _said(_run(tmp_path / "a")) == pytest.approx(np.log(0.8), abs=1e-6)
+
+
+def test_after_it_began_to_learn_anew_only_that_counts(tmp_path: Path) -> None:
+    flat = int(flat_action(PAIR, 0, 0))
+    anew = ((OWN_ACTION, 200.0, 200.0, Phase.ADAPT), (flat, 220.0, 200.0, Phase.ADAPT))
+    assert _said(_run(tmp_path / "a", 0.8, *anew)) == pytest.approx(np.log(1.1), abs=1e-6)
+
+
+def test_the_newest_run_comes_first_in_whatever_order_they_are_named(tmp_path: Path) -> None:
+    old, new = _run(tmp_path / "old", 0.5), _run(tmp_path / "new", 0.8)
+    assert _said(old, new) == _said(new, old) > np.log(0.8 * 0.5) / 2
+
+
+def test_a_run_that_decided_nothing_says_nothing(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "run", 0):
+        pass
+    assert np.isnan(_said(tmp_path))
+
+
+def _changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
+    return lambda path: pq.write_table(change(pq.read_table(path)), path)
+
+
+def _with(name: str, value: Any) -> Callable[[Path], None]:
+    def change(table: pa.Table) -> pa.Table:
+        at = table.column_names.index(name)
+        column = pa.array([value] * len(table), table.schema.field(name).type)
+        return table.set_column(at, table.schema.field(at), column)
+
+    return _changed(change)
+
+
+def _without_numbers(table: pa.Table) -> pa.Table:
+    return table.drop_columns(["key"]).append_column("key", pa.array(["x"] * len(table)))
+
+
+@pytest.mark.parametrize(
+    ("said", "harm"),
+    [
+        ("no decisions.parquet in it", Path.unlink),
+        ("damaged", lambda path: path.write_bytes(path.read_bytes()[:-20])),
+        ("damaged", lambda path: path.write_bytes(b"PAR1")),
+        ("another version", _changed(lambda table: table.drop_columns(["ranks"]))),
+        (
+            "another version",
+            _changed(_without_numbers),
+        ),
+        ("ranks is 0", _with("ranks", 0)),
+        ("key is -1", _with("key", -1)),
+        ("key is nan", _with("key", None)),
+        ("got_us is inf", _with("got_us", np.inf)),
+        ("samples is -1", _with("samples", -1)),
+        ("'__import__' is unknown", _with("action", "__import__")),
+        ("no action", _with("action", None)),
+        ("name is none", _with("name", "x" * 300)),
+    ],
+)
+def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, said: str, harm: Callable[[Path], Any]) -> None:
+    run = _run(tmp_path / "a")
+    harm(run / "decisions.parquet" / "part-000000.parquet")
+    with pytest.raises(ConfigError) as e:
+        read_earlier([run])
+    assert said in str(e.value)
+    assert str(run) in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_more_than_a_run_writes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = _run(tmp_path / "a")
+    monkeypatch.setattr(warm, "MOST_ROWS", 1)
+    with pytest.raises(ConfigError, match="2 rows"):
+        read_earlier([run])
+
+
+def test_paths_are_relative_to_the_yaml_and_have_to_be_there(tmp_path: Path) -> None:
+    _run(tmp_path / "a")
+    text = "{name: x, fabric: {kind: measured}, stop: {rounds: 1}, warm: [%s]}"
+    (tmp_path / "x.yaml").write_text(text % "a")
+    assert load(tmp_path / "x.yaml").warm == (tmp_path / "a",)
+    (tmp_path / "x.yaml").write_text(text % "b")
+    with pytest.raises(ConfigError, match="does not exist; name the directory of an earlier run"):
+        load(tmp_path / "x.yaml")
+    (tmp_path / "x.yaml").write_text(text % "")
+    for given, said in ((tmp_path / "b", "does not exist"), (tmp_path, "no decisions.parquet in it")):
+        args = ["online", str(tmp_path / "x.yaml"), "--serial", "--warm", str(given), "--out", str(tmp_path / "out")]
+        result = CliRunner().invoke(app, args)
+        assert result.exit_code != 0
+        assert said in " ".join(f"{result.output} {result.exception}".split())

@@ -1,0 +1,173 @@
+"""What earlier runs left, read as a prior of the next one: Parquet alone, and every value of it checked.
+
+``decisions.parquet`` is what is read: a decision's mean, without outliers, next to what NCCL's own choice took at that
+time. It is a fraction of ``samples.parquet``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dynamiccl_ray.actions import N_ACTIONS, action_of
+from dynamiccl_ray.agent.earlier import Decisions, Earlier, Record, record
+from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.keys import N_KEYS
+from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA
+
+_COLUMNS: Final = (
+    *("unix_s", "comm", "ranks", "nodes", "name", "key", "phase", "action", "samples", "got_us", "own_us"),
+)
+# Of one run: decisions that are read, the last ones; bytes that they take in memory; files that hold them.
+MOST_ROWS: Final = 2_000_000
+MOST_BYTES: Final = 1 << 29
+MOST_FILES: Final = 100_000
+MOST_NAME: Final = 256
+# Where no communicator of a run has fewer than one collective.
+_MOST_US: Final = 1e12
+
+
+def read_earlier(directories: Sequence[Path]) -> Earlier:
+    """What runs have learned that wrote to these directories. Raises ConfigError for one that is no run's, is damaged,
+    or was written by another version."""
+    runs = [_run(directory) for directory in dict.fromkeys(directories)]
+    return Earlier([records for _, records in sorted(runs, key=lambda run: -run[0])])
+
+
+def _run(directory: Path) -> tuple[float, list[Record]]:
+    """When a run ended, in Unix seconds, and a record of each of its communicators."""
+    table = _read(directory)
+    if table is None:
+        return 0.0, []
+    try:
+        columns = {name: table[name].to_numpy() for name in _COLUMNS if name not in ("name", "phase", "action")}
+        flat = {action_of(action).name: action for action in range(N_ACTIONS)}
+        columns["action"] = _numbered(table["action"], flat)
+        columns["phase"] = _numbered(table["phase"], {phase.name.lower(): phase.value for phase in Phase})
+        columns["name"] = np.array(table["name"].to_pylist(), object)
+        _check(columns)
+    except DAMAGED as e:
+        raise ConfigError(f"warm: {directory / 'decisions.parquet'}: damaged: {short(str(e))}; leave it out") from None
+    comms = [_communicator(columns, np.flatnonzero(columns["comm"] == comm)) for comm in np.unique(columns["comm"])]
+    return float(columns["unix_s"].max()), comms
+
+
+def _read(directory: Path) -> pa.Table | None:
+    """The last decisions of a run; None of a run that made none."""
+    folder = directory / "decisions.parquet"
+    try:
+        files = sorted(folder.glob("part-*.parquet"))[-MOST_FILES:]
+        if not files:
+            raise ConfigError(
+                f"warm: {directory}: no decisions.parquet in it; name the directory of an earlier run of "
+                "`dynamiccl online` (--out, runs/NAME-TIME by default)"
+            )
+        tables: list[pa.Table] = []
+        rows = nbytes = 0
+        for path in reversed(files):
+            if not path.is_file():
+                raise ValueError(f"{path.name} is no file")
+            file = pq.ParquetFile(path)
+            _check_version(path, file.schema_arrow)
+            rows += file.metadata.num_rows
+            groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
+            nbytes += sum(group.total_byte_size for group in groups)
+            if tables and (rows > MOST_ROWS or nbytes > MOST_BYTES):
+                break
+            if rows > MOST_ROWS or nbytes > MOST_BYTES:
+                raise ValueError(f"{path.name} has {rows} rows in {nbytes} bytes, more than a run writes to a file")
+            tables.append(file.read(columns=list(_COLUMNS)))
+    except ConfigError:
+        raise
+    except DAMAGED as e:
+        raise ConfigError(f"warm: {folder}: damaged: {short(str(e))}; leave it out") from None
+    table = pa.concat_tables(tables[::-1])
+    return table if len(table) else None
+
+
+def _check_version(path: Path, schema: pa.Schema) -> None:
+    for name in _COLUMNS:
+        if name not in schema.names or schema.field(name).type != DECISION_SCHEMA.field(name).type:
+            raise ConfigError(
+                f"warm: {path}: written by another version of DynamICCL-Ray: no column {name!r} of type "
+                f"{DECISION_SCHEMA.field(name).type}; leave it out, or run it again"
+            )
+
+
+def _numbered(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64:
+    """The number of each value; a ValueError for one that has none."""
+    values = column.cast(pa.string()).dictionary_encode().combine_chunks()
+    # Of no rows pyarrow makes another array.
+    encoded = values if isinstance(values, pa.DictionaryArray) else values.chunk(0)
+    names = encoded.dictionary.to_pylist()
+    if unknown := [name for name in names if name not in numbers]:
+        raise ValueError(f"{short(repr(unknown[0]))} is unknown")
+    if encoded.null_count:
+        raise ValueError("a decision has no action, or no phase")
+    return np.asarray(np.array([numbers[name] for name in names], np.int64)[encoded.indices.to_numpy()])
+
+
+def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
+    """ValueError for what no run writes; a time that is not known is NaN."""
+    names = set(columns["name"].tolist())
+    if not all(isinstance(name, str) and len(name) <= MOST_NAME for name in names):
+        raise ValueError("a communicator's name is none")
+    valid = {
+        "unix_s": (0, 1e11),
+        "ranks": (1, 1 << 22),
+        "nodes": (1, 1 << 22),
+        "key": (0, N_KEYS - 1),
+        "samples": (1, 1 << 31),
+        "got_us": (1e-3, _MOST_US),
+        "own_us": (1e-3, _MOST_US),
+    }
+    for name, (least, most) in valid.items():
+        # What is null is a float's NaN.
+        values = columns[name].astype(np.float64)
+        wrong = ~((values >= least) & (values <= most))
+        if name == "own_us":
+            wrong &= ~np.isnan(values)
+        if wrong.any():
+            raise ValueError(f"{name} is {values[wrong][0]:g}")
+
+
+def _communicator(columns: dict[str, npt.NDArray[Any]], rows: Int64) -> Record:
+    of = {name: column[rows] for name, column in columns.items()}
+    if len(set(zip(of["ranks"].tolist(), of["nodes"].tolist(), of["name"].tolist(), strict=True))) > 1:
+        # A communicator keeps its shape; whoever wrote this did not.
+        raise ConfigError(f"warm: communicator {of['comm'][0]:x} has several shapes; leave that directory out")
+    key = of["key"].astype(np.int64)
+    return record(
+        int(of["ranks"][0]),
+        int(of["nodes"][0]),
+        str(of["name"][0]),
+        Decisions(
+            key=key,
+            action=of["action"],
+            samples=of["samples"].astype(np.float64),
+            log_us=np.log(of["got_us"].astype(np.float64)),
+            own_log_us=np.log(of["own_us"].astype(np.float64)),
+            anew=_anew(key, of["phase"] == Phase.ADAPT),
+        ),
+    )
+
+
+def _anew(key: Int64, adapts: npt.NDArray[np.bool_]) -> Int64:
+    """(N,) how often the key of each decision had begun to learn anew by then."""
+    order = np.argsort(key, kind="stable")
+    key, adapts = key[order], adapts[order]
+    same = np.append(False, key[1:] == key[:-1])
+    began = adapts & ~(np.append(False, adapts[:-1]) & same)
+    counts = np.cumsum(began)
+    first = np.maximum.accumulate(np.where(same, 0, np.arange(len(key))))
+    out = np.zeros(len(key), np.int64)
+    out[order] = counts - counts[first] + began[first]
+    return out
