@@ -116,7 +116,7 @@ def test_what_was_not_measured_is_said(run: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(run / name)
     (tmp_path / "samples.parquet").mkdir()
     table = pq.read_table(run / "samples.parquet")
-    kept = [number % 7 != 6 for number in table["dseq"].to_pylist()]
+    kept = [number not in (10, 15) for number in table["dseq"].to_pylist()]
     pq.write_table(table.filter(kept), tmp_path / "samples.parquet" / "part.parquet")
     found = record_run(tmp_path)
     assert found.trace.communicators[2].step == load_trace(run.parent / "trace.yaml").communicators[2].step
