@@ -100,7 +100,7 @@ acceptance: $(VENV)/ready
 SCHEMAS := dynamiccl_ray/data/schema
 schema: $(VENV)/ready
 	mkdir -p $(SCHEMAS)
-	for kind in experiment curriculum sweep cluster workload; do \
+	for kind in experiment curriculum sweep cluster workload trace; do \
 	    $(BIN)/dynamiccl schema $$kind > $(SCHEMAS)/$$kind.json || exit 1; done
 
 # The agreement as a model, over all of its states: docs/agreement_model.md. Needs spin and gcc, and nothing of ours.

@@ -123,7 +123,7 @@ class Coordinator:
 
     def _new(self, number: int, member: Member) -> Communicator:
         plan = self.plan
-        expected = plan.played if plan.played is not None else range(member.ranks)
+        expected = range(member.ranks) if plan.played is None else plan.played[member.name]
         tier = plan.topology_of(member).tier_max
         return Communicator(
             number=number,

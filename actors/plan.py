@@ -37,8 +37,8 @@ class Plan:
     """That a played job runs on."""
     topology: Mapping[str, Any] = field(default_factory=dict)
     """Of another job, the fields of ``Topology`` that no rank can know: links, tiers, NVLS."""
-    played: frozenset[int] | None = None
-    """Ranks that processes stand for, if not all of them."""
+    played: Mapping[str, frozenset[int]] | None = None
+    """Ranks that processes stand for, if not all of them, by the communicator's name."""
     sms: int | None = None
     """Streaming multiprocessors of a GPU; None where nobody says."""
     model: Cluster | None = None

@@ -69,7 +69,7 @@ class Part:
     def samples(self, phase: Int64) -> Any:
         """(N,) of ``SAMPLE_DTYPE``; ``phase`` (N,) of each collective's key."""
         out = np.zeros(len(self.rows), SAMPLE_DTYPE)
-        for name in ("key", "pair", "channels", "bytes", "dseq"):
+        for name in ("key", "pair", "channels", "aggregate", "bytes", "dseq"):
             out[name] = self.collectives[name]
         out["phase"], out["action"] = phase, self.actions
         out["time_us"] = self.collectives["least_ns"] / 1e3

@@ -19,6 +19,7 @@ SAMPLE_DTYPE: Final = np.dtype(
         ("phase", "u1"),
         ("pair", "u1"),
         ("channels", "u1"),
+        ("aggregate", "u1"),
         ("action", "i2"),
         ("bytes", "u8"),
         ("dseq", "u8"),
@@ -27,7 +28,8 @@ SAMPLE_DTYPE: Final = np.dtype(
     ]
 )
 """One collective that all ranks have measured: ``phase`` its key's, ``action`` the flat action in force, ``pair`` and
-``channels`` what NCCL says it used, ``time_us`` the fastest rank's, ``skew`` the log of the slowest's over that."""
+``channels`` what NCCL says it used, ``aggregate`` whether ``bytes`` is of several operations, ``time_us`` the fastest
+rank's, ``skew`` the log of the slowest's over that."""
 
 
 DECISION_DTYPE: Final = np.dtype(

@@ -17,6 +17,7 @@ FOLDERS: Final = {
     "sweep": "sweeps",
     "cluster": "clusters",
     "workload": "workloads",
+    "trace": "traces",
 }
 """Of each kind, below ``experiments``."""
 _MODELINE: Final = "# yaml-language-server:"

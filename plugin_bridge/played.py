@@ -34,7 +34,7 @@ from dynamiccl_ray.plugin_bridge.times import Times
 from dynamiccl_ray.simulation.tables import LEAST_OPTIONS, Table, tables
 
 # The release of NCCL that the emulated one calls itself.
-_VERSION: Final = "2.30.7"
+EMULATED_VERSION: Final = "2.30.7"
 # Standard deviation of a rank's own share of the log of a time.
 _RANK_JITTER: Final = 0.002
 
@@ -88,9 +88,9 @@ class PlayedFabric:
     """Events come at a call of the only communicator."""
 
     @property
-    def processes(self) -> frozenset[int]:
-        """Communicator ranks that have a process."""
-        return frozenset(self.comm.places)
+    def processes(self) -> dict[str, frozenset[int]]:
+        """Ranks that have a process, by the communicator's name."""
+        return {self.comm.name: frozenset(self.comm.places)}
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -108,7 +108,7 @@ class PlayedFabric:
             times=self.times,
             env={
                 "EMULATED_NCCL": str(directory / "constants.bin"),
-                "EMULATED_NCCL_VERSION": _VERSION,
+                "EMULATED_NCCL_VERSION": EMULATED_VERSION,
                 "GPU_DEVICES": str(self.gpus_per_node),
                 **plugin_env(job_id),
             },

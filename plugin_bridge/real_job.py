@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,6 +32,7 @@ from dynamiccl_ray.plugin_bridge.nccl_job import LOG, NcclJob
 from dynamiccl_ray.plugin_bridge.played import Prices, own_tables, plugin_env
 from dynamiccl_ray.plugin_bridge.program import SEND_RECV, Comm, Ops, Program
 from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl, build_nccl
+from dynamiccl_ray.plugin_bridge.replay import Replay
 from dynamiccl_ray.plugin_bridge.times import CHUNKS, Times
 
 Offered = Mapping[tuple[int, int], Sequence[int]]
@@ -62,23 +64,38 @@ def cluster_of(fabric: MeasuredFabric | EmulatedFabric | RealNcclFabric) -> Clus
 
 
 @dataclass(frozen=True, kw_only=True)
-class RealJob:
-    """One such job: its program, its times, and after its end what it could have done best."""
+class ModelledJob(ABC):
+    """A job of several communicators whose collectives take as long as the model of a cluster says."""
 
-    fabric: RealNcclFabric
+    fabric: RealNcclFabric | EmulatedFabric
     seed: int
-    build: RealNccl
 
     counts_calls = False
     """A step has several communicators, each of which counts its own calls."""
     valid = None
     """What may be chosen follows from the experiment alone."""
-    processes = None
-    """All ranks have one."""
+
+    @property
+    @abstractmethod
+    def processes(self) -> Mapping[str, frozenset[int]] | None:
+        """Ranks that have a process, by the communicator's name; None where all have."""
+
+    @property
+    @abstractmethod
+    def program(self) -> Program: ...
+
+    @abstractmethod
+    def job(self, job_id: str, directory: Path) -> NcclJob:
+        """Its processes; ``job_id`` is what the plugin is told."""
+
+    @abstractmethod
+    def sample(self) -> str:
+        """What runs, in words."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        return tuple(range(self.fabric.nodes * self.fabric.ranks_per_node))
+        """Of the job, those that have a process."""
+        return tuple(range(len(self.program.ranks)))
 
     @property
     def sms(self) -> int:
@@ -89,13 +106,62 @@ class RealJob:
         """What the job has of it."""
         return cluster_of(self.fabric)
 
+    @cached_property
+    def times(self) -> Times:
+        """Of every collective that the program calls, in every configuration, under every load."""
+        loads = [IDLE, *(event.load for event in self.fabric.events)]
+        times = Times(n_phases=len(loads), noise_seed=self.seed, rank_jitter=_RANK_JITTER)
+        algorithm, protocol = (x[:, None, None] for x in np.divmod(np.arange(_N_PAIRS), N_PROTOCOLS))
+        channels = np.arange(1, _MOST_CHANNELS + 1)[:, None]
+        for comm, func, nbytes in sorted(self.program.calls(), key=lambda call: (call[0].number, *call[1:])):
+            physics = self.physics(comm)
+            us = [
+                physics.price_us(func, nbytes, algorithm, protocol, channels, chunk_bytes=np.array(CHUNKS), load=load)
+                for load in loads
+            ]
+            times.used(comm.number, func, nbytes, np.stack(us), sigma=self.fabric.noise_sigma)
+        return times
+
+    def physics(self, comm: Comm) -> Physics:
+        """Of one of its communicators."""
+        nodes = len(set(comm.nodes))
+        return Physics(self.fabric.cluster.part(comm.size // nodes), nodes)
+
+    def call_of(self, step: int) -> int:
+        """Where an event that comes at a step is found: in steps."""
+        return step
+
+    def step_of(self, _: int) -> int:
+        raise ConfigError("events: the communicators count their own collectives; give exploit_rounds")
+
+    def priced(self, log: LOG, actions: Actions | None = None, offered: Offered | None = None) -> RealPrices:
+        """What is known of every collective's time once the job has ended, by what could be asked for."""
+        return RealPrices(self, log, actions or Actions(), offered or {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RealJob(ModelledJob):
+    """On NCCL's own host code: its program, its times, and after its end what it could have done best."""
+
+    fabric: RealNcclFabric
+    build: RealNccl
+
+    processes = None
+    """All ranks have one."""
+
     def sample(self) -> str:
-        """What runs, in words."""
         groups = ", ".join(f"{g.name} ({g.of})" for g in self.fabric.groups)
+        if self._replay is not None:
+            groups = self._replay.said
         return (
             f"NCCL {self.build.version}'s own host code, {self.fabric.nodes} nodes x {self.fabric.ranks_per_node} "
             f"ranks of {self.fabric.cluster.name}, a process each; communicators: {groups}"
         )
+
+    @cached_property
+    def _replay(self) -> Replay | None:
+        trace = self.fabric.trace
+        return None if trace is None else Replay.on(trace, self.fabric.nodes, self.fabric.ranks_per_node)
 
     @cached_property
     def program(self) -> Program:
@@ -104,6 +170,9 @@ class RealJob:
         program = Program(
             nodes=fabric.nodes, ranks_per_node=fabric.ranks_per_node, rate_hz=fabric.steps_per_s, window=1
         )
+        if self._replay is not None:
+            self._replay.lay_out(program, compute_us=fabric.compute_us, whole=True)
+            return program
         world = program.comm("world")
         for rank in program.ranks:
             rank.setup.init(world)
@@ -140,26 +209,6 @@ class RealJob:
                 for nbytes in calls.sizes_bytes:
                     ops.collective(comm, calls.type, nbytes, stream=stream)
 
-    @cached_property
-    def times(self) -> Times:
-        """Of every collective that the program calls, in every configuration, under every load."""
-        loads = [IDLE, *(event.load for event in self.fabric.events)]
-        times = Times(n_phases=len(loads), noise_seed=self.seed, rank_jitter=_RANK_JITTER)
-        algorithm, protocol = (x[:, None, None] for x in np.divmod(np.arange(_N_PAIRS), N_PROTOCOLS))
-        channels = np.arange(1, _MOST_CHANNELS + 1)[:, None]
-        for comm, func, nbytes in sorted(self.program.calls(), key=lambda call: (call[0].number, *call[1:])):
-            physics = self._physics(comm)
-            us = [
-                physics.price_us(func, nbytes, algorithm, protocol, channels, chunk_bytes=np.array(CHUNKS), load=load)
-                for load in loads
-            ]
-            times.used(comm.number, func, nbytes, np.stack(us), sigma=self.fabric.noise_sigma)
-        return times
-
-    def _physics(self, comm: Comm) -> Physics:
-        nodes = len(set(comm.nodes))
-        return Physics(self.fabric.cluster.part(comm.size // nodes), nodes)
-
     def job(self, job_id: str, directory: Path) -> NcclJob:
         """Its processes; ``job_id`` is what the plugin is told."""
         directory.mkdir(parents=True, exist_ok=True)
@@ -172,17 +221,6 @@ class RealJob:
             env=env | plugin_env(job_id) | {"NCCL_DEBUG": "WARN"},
             env_of=self.build.env_of(self.fabric.nodes),
         )
-
-    def call_of(self, step: int) -> int:
-        """Where an event that comes at a step is found: in steps."""
-        return step
-
-    def step_of(self, _: int) -> int:
-        raise ConfigError("events: the communicators count their own collectives; give exploit_rounds")
-
-    def priced(self, log: LOG, actions: Actions | None = None, offered: Offered | None = None) -> RealPrices:
-        """What is known of every collective's time once the job has ended, by what could be asked for."""
-        return RealPrices(self, log, actions or Actions(), offered or {})
 
 
 def _each(calls: Sequence[Calls]) -> Iterator[tuple[Collective, int]]:
@@ -199,7 +237,7 @@ def _of_size(log: LOG, func: int, nbytes: int) -> LOG:
 class RealPrices:
     """Times without noise, from what NCCL did and from the model that played it."""
 
-    def __init__(self, job: RealJob, log: LOG, actions: Actions, offered: Offered) -> None:
+    def __init__(self, job: ModelledJob, log: LOG, actions: Actions, offered: Offered) -> None:
         self._job, self._actions, self._offered = job, actions, offered
         log = log[(log["func"] != SEND_RECV) & (log["rank"] == 0)]
         self._alone = log[log["members"] == 1]

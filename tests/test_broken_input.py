@@ -19,6 +19,8 @@ FABRIC = "fabric: {kind: measured}\n"
 GOOD = f"name: x\n{FABRIC}stop: {{rounds: 1}}\n"
 CALLS = "collectives: [{collective: all_reduce, sizes_bytes: [%s]}]"
 EMULATED = "name: x\nstop: {rounds: 1}\nfabric: {kind: emulated, cluster: %s, " + CALLS + "}\n"
+COMM = "{name: a, ranks: 4, nodes: 2, step: [{collective: all_reduce, bytes: 4KiB}]}"
+TRACE = "kind: trace\nname: x\ncommunicators: [%s]\n"
 PRESET = (DIRECTORY / "dgx-h100-ndr.yaml").read_text()
 CURRICULUM = (ROOT / "experiments" / "curricula" / "default.yaml").read_text()
 WORKLOAD = (ROOT / "experiments" / "workloads" / "phi2-tp.yaml").read_text()
@@ -75,6 +77,11 @@ EXPERIMENTS = {
     "a tab": (GOOD + "ppo:\n\tlr: 1\n", "x.yaml:5: not YAML"),
     "an alias bomb": (BOMB, "each alias counted as what it stands for"),
     "a python object": (GOOD + "seed: !!python/object/apply:os.getpid []\n", "not YAML"),
+    "a trace and collectives": (
+        EMULATED % (f"dgx-h100-ndr, trace: {{kind: trace, name: x, communicators: [{COMM}]}}", "4KiB"),
+        "give exactly one of collectives and trace",
+    ),
+    "no such trace": (EMULATED.replace(CALLS, "trace: nowhere.yaml") % "dgx-h100-ndr", "cannot read the trace"),
     "a played job without an end": ("name: x\n" + FABRIC, "a played job runs for ever"),
 }  # fmt: skip
 OTHERS = {
@@ -90,6 +97,14 @@ OTHERS = {
     "workload: no such model": ("workload show", WORKLOAD.replace("Phi-2", "Phi-9"), "model = 'Phi-9'; there are"),
     "workload: absurd": ("workload show", WORKLOAD + "micro_batches: 99999999999\n", "micro_batches = 99999999999"),
     "workload: bits": ("workload show", WORKLOAD + "gradients: {bucket_bytes: 25Mb}\n", "'Mb' counts bits"),
+    "trace: no communicators": ("workload show", TRACE % "", "communicators = []"),
+    "trace: more nodes": ("workload show", TRACE % COMM.replace("nodes: 2", "nodes: 8"), "4 ranks cannot be on"),
+    "trace: one rank": ("workload show", TRACE % COMM.replace("ranks: 4", "ranks: 1"), "ranks = 1"),
+    "trace: a wrong collective": ("workload show", TRACE % COMM.replace("all_reduce", "send"), "collective = 'send'"),
+    "trace: nothing is called": ("workload show", TRACE % "{name: a, ranks: 4, nodes: 2}", "a: give its calls"),
+    "trace: no step": ("workload show", TRACE % COMM.replace("step", "once"), "none has a step"),
+    "trace: a name twice": ("workload show", TRACE % f"{COMM}, {COMM}", "'a' is the name of two"),
+    "trace: absurd": ("workload show", TRACE % COMM.replace("ranks", "repeat: 99999, ranks"), "99999 calls in step"),
     "workload: dust": (
         "workload show",
         WORKLOAD + "gradients: {schedule: partitioned, partition_bytes: 1B}\n",

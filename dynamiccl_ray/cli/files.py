@@ -24,6 +24,7 @@ class Kind(Enum):
     SWEEP = "sweep"
     CLUSTER = "cluster"
     WORKLOAD = "workload"
+    TRACE = "trace"
 
 
 _MODELS: Final = {
@@ -32,6 +33,7 @@ _MODELS: Final = {
     Kind.SWEEP: "config.sweep:Sweep",
     Kind.CLUSTER: "fabric.cluster_config:Cluster",
     Kind.WORKLOAD: "workloads.workload:Workload",
+    Kind.TRACE: "workloads.recorded:Trace",
 }
 
 
@@ -51,7 +53,7 @@ def schema(
 
 
 def list_shipped(as_json: AsJson = False) -> None:
-    """The experiments, curricula, sweeps, clusters and workloads that are shipped; commands take their names."""
+    """The shipped experiments, curricula, sweeps, clusters, workloads and traces; commands take their names."""
     from dynamiccl_ray.shipped import first_comment, folder, names
 
     found = {

@@ -18,7 +18,7 @@ workload_app = typer.Typer(no_args_is_help=True, help="Training jobs as streams 
 @workload_app.command("show")
 def show(
     workload: Annotated[
-        Path, typer.Argument(help="A workload YAML, the name of one that is shipped, or a TRACE.jsonl.")
+        Path, typer.Argument(help="A workload or trace YAML, the name of a shipped workload, or a TRACE.jsonl.")
     ],
     rank: Annotated[int, typer.Option(help="Whose calls.", min=0)] = 0,
     step: Annotated[int, typer.Option(help="Which step, from 0: some exchange every tau steps only.", min=0)] = 0,
@@ -34,10 +34,22 @@ def show(
         _show_trace(workload, as_json)
         return
     from dynamiccl_ray.shipped import find
+    from dynamiccl_ray.workloads.recorded import is_trace, load_trace
     from dynamiccl_ray.workloads.stream import iteration
     from dynamiccl_ray.workloads.workload import load_workload
 
-    loaded = load_workload(find("workload", workload), override or ())
+    path = find("workload", workload)
+    if is_trace(path):
+        if rank or step:
+            raise ConfigError(f"{workload}: a trace has one step, the same on all ranks; leave out --rank and --step")
+        trace = load_trace(path, override or ())
+        rows = trace.stream().summary()
+        if as_json:
+            emit({"name": trace.name, "calls": rows})
+            return
+        _calls(f"{trace.name}: a step, recorded", rows)
+        return
+    loaded = load_workload(path, override or ())
     if rank >= loaded.degrees.ranks:
         raise ConfigError(f"--rank {rank}: {workload} has ranks 0 to {loaded.degrees.ranks - 1}")
     stream = iteration(loaded, rank=rank, step=step)
@@ -47,6 +59,25 @@ def show(
         emit({"name": loaded.name, "parallelism": loaded.parallelism, "compute_us": compute_us, "calls": rows})
         return
     _calls(f"{loaded.name}: {loaded.parallelism}, {compute_us / 1e3:.1f} ms of compute", rows)
+
+
+@workload_app.command("record")
+def record(
+    run: Annotated[Path, typer.Argument(help="The directory of a run, of any mode but off.")],
+    out: Annotated[Path, typer.Option(help="The trace YAML to write.")],
+    as_json: AsJson = False,
+) -> None:
+    """The communicators of a run and the collectives of one step on each, as a YAML that can be played again."""
+    from dynamiccl_ray.trainers.online.recording import record_run, write_trace_yaml
+
+    found = record_run(run)
+    write_trace_yaml(found.trace, out)
+    if as_json:
+        emit({"trace": str(out), "notes": found.notes})
+        return
+    for note in found.notes:
+        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+    print(f"trace: {out}")
 
 
 def _show_trace(path: Path, as_json: bool) -> None:

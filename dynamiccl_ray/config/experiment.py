@@ -49,6 +49,7 @@ from dynamiccl_ray.settings import (
     read_yaml,
 )
 from dynamiccl_ray.sizes import Bytes
+from dynamiccl_ray.workloads.recorded import NamedTrace
 
 
 class PlayedEvent(Section, ABC):
@@ -243,7 +244,10 @@ class EmulatedFabric(EmulatedJob):
     kind: Literal["emulated"]
     cluster: NamedCluster
     """A preset's name, the path of a cluster YAML, relative to this file, or its settings, in place."""
-    collectives: Annotated[tuple[Calls, ...], Field(min_length=1)]
+    collectives: tuple[Calls, ...] = ()
+    """Of one communicator of all ranks."""
+    trace: NamedTrace | None = None
+    """Instead: what `dynamiccl workload record` wrote, a YAML relative to this file, or the name of a shipped one."""
     noise_sigma: NotNegative = 0.02
     """Standard deviation of the log of a collective's time."""
     events: tuple[LoadEvent, ...] = ()
@@ -255,6 +259,10 @@ class EmulatedFabric(EmulatedJob):
     @model_validator(mode="after")
     def _playable(self) -> Self:
         self.cluster.nccl_belief(self.nodes)
+        if (self.trace is None) == (not self.collectives):
+            raise ValueError("give exactly one of collectives and trace")
+        if self.trace is not None and any(event.at_collective is not None for event in self.events):
+            raise ValueError("events: the communicators of a trace count their own collectives; give exploit_rounds")
         keys = Counter(key_of(calls.type, size, False) for calls in self.collectives for size in calls.sizes_bytes)
         if twice := [key_name(key) for key, count in keys.items() if count > 1]:
             raise ValueError(f"collectives: two sizes fall into the key {', '.join(twice)}; keys are an eighth octave")
@@ -297,7 +305,9 @@ class RealNcclFabric(PlayedJob):
     """0 for as fast as possible."""
     compute_us: NotNegative = 200.0
     """Computation before each of a step's collectives."""
-    groups: Annotated[tuple[TrainingGroup, ...], Field(min_length=1)]
+    groups: tuple[TrainingGroup, ...] = ()
+    trace: NamedTrace | None = None
+    """Instead of ``groups``, as of an emulated fabric."""
     noise_sigma: NotNegative = 0.02
     """Standard deviation of the log of a collective's time."""
     events: tuple[LoadEvent, ...] = ()
@@ -310,6 +320,8 @@ class RealNcclFabric(PlayedJob):
             )
         if self.ranks_per_node > self.cluster.gpus_per_node:
             raise ValueError(f"ranks_per_node: {self.cluster.name} has {self.cluster.gpus_per_node} GPUs a node")
+        if (self.trace is None) == (not self.groups):
+            raise ValueError("give exactly one of groups and trace")
         for group in self.groups:
             if (group.of == "rail" and self.nodes == 1) or (group.of == "node" and self.ranks_per_node == 1):
                 raise ValueError(f"groups: {group.name}: a {group.of} has one rank here, and a communicator needs two")

@@ -56,7 +56,7 @@ class Rig:
             run=self.run,
             experiment=experiment,
             topology={"intra": "nvlink", "inter": "efa", "nvls": True},
-            played=frozenset(self.fabric.ranks),
+            played=self.fabric.processes,
             valid=self.fabric.valid,
         )
         self.job = self.fabric.job(job, directory)

@@ -15,7 +15,7 @@ from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol, pair_index
 from dynamiccl_ray.plugin_bridge.nccl_job import LOG_DTYPE
-from dynamiccl_ray.plugin_bridge.real_job import RealJob, part_of, real_job
+from dynamiccl_ray.plugin_bridge.real_job import RealJob, real_job
 from dynamiccl_ray.plugin_bridge.real_nccl import RealNccl
 
 MIB = 1 << 20
@@ -66,7 +66,7 @@ def test_groups_divide_the_ranks() -> None:
 def test_times_are_the_models_under_every_load() -> None:
     played = job(events=[{"exploit_rounds": 1, "inter_bandwidth": 0.25}])
     (data,) = (comm for comm in played.program.comms if comm.name == "data0")
-    physics = Physics(part_of(played.fabric.cluster, 1), 2)
+    physics = Physics(played.fabric.cluster.part(1), 2)
     pair = pair_index(Algorithm.RING, Protocol.SIMPLE) - 1
     for phase, load in enumerate((Load(), Load(inter_bandwidth=0.25))):
         expected = physics.price_us(4, MIB, Algorithm.RING, Protocol.SIMPLE, 2, chunk_bytes=1 << 19, load=load)
@@ -127,7 +127,7 @@ def test_prices_are_of_what_nccl_took_and_the_best_is_of_what_it_offers() -> Non
         ({"cluster": "gb200-nvl72", "ranks_per_node": 5}, "ranks_per_node: gb200-nvl72 has 4 GPUs a node"),
         ({"events": [{"at_collective": 5, "inter_bandwidth": 0.5}]}, "give exploit_rounds"),
         ({"nccl": "nowhere.tar"}, "nowhere.tar does not exist"),
-        ({"groups": []}, "at least 1 item"),
+        ({"groups": []}, "give exactly one of groups and trace"),
     ],
 )
 def test_what_cannot_be_played_is_said(changes: dict[str, Any], says: str) -> None:

@@ -80,7 +80,7 @@ def _emulated(repeats: int) -> list[float]:
         run=run,
         experiment=experiment,
         cluster=fabric.cluster,
-        played=frozenset(fabric.ranks),
+        played=fabric.processes,
         valid=fabric.valid,
     )
     with tempfile.TemporaryDirectory() as directory, fabric.job(_JOB, Path(directory)) as job:

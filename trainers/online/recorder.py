@@ -39,6 +39,7 @@ SCHEMA = pa.schema(
         ("pair", pa.int8()),
         ("channels", pa.int8()),
         ("chunk", pa.int8()),
+        ("aggregate", pa.bool_()),
     ]
 )
 REWARD_SCHEMA = pa.schema(
@@ -164,6 +165,7 @@ class Recorder:
                     pair.astype(np.int8),
                     channels.astype(np.int8),
                     chunk.astype(np.int8),
+                    samples["aggregate"].astype(np.bool_),
                 ],
                 schema=SCHEMA,
             )

@@ -17,14 +17,23 @@ import numpy as np
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Status
-from dynamiccl_ray.config.experiment import EmulatedJob, MeasuredFabric, NcclFabric, Online, PlayedJob, RealNcclFabric
+from dynamiccl_ray.config.experiment import (
+    EmulatedFabric,
+    EmulatedJob,
+    MeasuredFabric,
+    NcclFabric,
+    Online,
+    PlayedJob,
+    RealNcclFabric,
+)
 from dynamiccl_ray.control.agreement import MemoryStore
 from dynamiccl_ray.errors import ConfigError, RunError, short
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.plugin_bridge import plugin_path
+from dynamiccl_ray.plugin_bridge.emulated_replay import EmulatedReplay
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, LOG, HostError, NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric, play
-from dynamiccl_ray.plugin_bridge.real_job import RealJob, cluster_of, real_job
+from dynamiccl_ray.plugin_bridge.real_job import ModelledJob, cluster_of, real_job
 from dynamiccl_ray.plugin_bridge.segments import claimed_by, remove_stale, segments
 from dynamiccl_ray.report.data import came_after
 from dynamiccl_ray.trainers.common import checkpoint
@@ -38,7 +47,7 @@ from dynamiccl_ray.trainers.online.warm import read_earlier
 
 log = logging.getLogger("dynamiccl.online")
 
-Played = PlayedFabric | RealJob
+Played = PlayedFabric | ModelledJob
 Progress = Callable[[dict[str, Any]], None]
 
 CHECKPOINT = "checkpoint.pt"
@@ -164,6 +173,8 @@ def _played(experiment: Online, say: Callable[[str], None]) -> Played | None:
     fabric = experiment.fabric
     if isinstance(fabric, RealNcclFabric):
         return real_job(fabric, seed=experiment.seed, say=say)
+    if isinstance(fabric, EmulatedFabric) and fabric.trace is not None:
+        return EmulatedReplay(fabric=fabric, seed=experiment.seed)
     if isinstance(fabric, EmulatedJob):
         return play(fabric, seed=experiment.seed, channels=experiment.actions.channels)
     return None

@@ -63,7 +63,7 @@ def test_a_wrong_cluster_is_one_clear_error(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"collectives": [{"collective": "all_reduce", "sizes_bytes": [4096, 4100]}]}, "all_reduce/4KiB"),
-        ({"collectives": []}, "at least 1 item"),
+        ({"collectives": []}, "give exactly one of collectives and trace"),
         ({"events": [{"at_collective": 5, "swap_nodes": 4}]}, "unknown key 'fabric.events.0.swap_nodes'"),
         ({"events": [{"inter_bandwidth": 0.5}]}, "exactly one of at_collective and exploit_rounds"),
         ({"events": [{"at_collective": 5, "straggler": 0.5}]}, "greater than or equal to 1"),

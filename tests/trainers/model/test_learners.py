@@ -39,9 +39,7 @@ def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path,
         job, fabric={"rate_hz": 2000}, ppo={"learners": 2}, stop={"rounds": 1_000_000}, ray={"runners_per_node": 1}
     )
     fabric = play(experiment.fabric, seed=0)  # type: ignore[arg-type]
-    plan = Plan(
-        run=job, experiment=experiment, cluster=fabric.cluster, played=frozenset(fabric.ranks), valid=fabric.valid
-    )
+    plan = Plan(run=job, experiment=experiment, cluster=fabric.cluster, played=fabric.processes, valid=fabric.valid)
     emulated = fabric.job(job, tmp_path)
     start_ray(2)
     try:

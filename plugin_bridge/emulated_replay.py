@@ -1,0 +1,67 @@
+"""A recorded trace on the emulated NCCL: several communicators, of which some ranks are played."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from dynamiccl_ray.config.experiment import EmulatedFabric
+from dynamiccl_ray.plugin_bridge import native_dir
+from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
+from dynamiccl_ray.plugin_bridge.played import EMULATED_VERSION, plugin_env
+from dynamiccl_ray.plugin_bridge.program import Program
+from dynamiccl_ray.plugin_bridge.real_job import ModelledJob
+from dynamiccl_ray.plugin_bridge.replay import Replay
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedReplay(ModelledJob):
+    """The job of a fabric that has a trace."""
+
+    fabric: EmulatedFabric
+
+    @cached_property
+    def _replay(self) -> Replay:
+        assert self.fabric.trace is not None
+        return Replay.on(self.fabric.trace, self.fabric.nodes, self.fabric.gpus_per_node)
+
+    @cached_property
+    def program(self) -> Program:
+        """As fast as the experiment says, all communicators together."""
+        processes = self.fabric.processes
+        program = Program(
+            nodes=processes.nodes,
+            ranks_per_node=processes.ranks_per_node,
+            rate_hz=self.fabric.rate_hz / self._replay.most_calls,
+        )
+        self._replay.lay_out(program, compute_us=0, whole=False)
+        return program
+
+    @property
+    def processes(self) -> dict[str, frozenset[int]]:
+        return {comm.name: frozenset(comm.places) for comm in self.program.comms}
+
+    def sample(self) -> str:
+        return (
+            f"{len(self.ranks)} processes stand for {self.fabric.nodes} nodes x {self.fabric.gpus_per_node} GPUs of "
+            f"{self.fabric.cluster.name}; communicators: {self._replay.said}"
+        )
+
+    def job(self, job_id: str, directory: Path) -> NcclJob:
+        directory.mkdir(parents=True, exist_ok=True)
+        constants = {comm.number: Constants.of(comm, self.physics(comm).belief) for comm in self.program.comms}
+        write_constants(directory / "constants.bin", constants)
+        return NcclJob(
+            self.program,
+            library=native_dir() / "libnccl-emulated.so",
+            directory=directory,
+            times=self.times,
+            env={
+                "EMULATED_NCCL": str(directory / "constants.bin"),
+                "EMULATED_NCCL_VERSION": EMULATED_VERSION,
+                "GPU_DEVICES": str(self.fabric.gpus_per_node),
+                **plugin_env(job_id),
+            },
+        )
