@@ -123,12 +123,11 @@ class Coordinator:
 
     def _new(self, number: int, member: Member) -> Communicator:
         plan = self.plan
-        expected = range(member.ranks) if plan.played is None else plan.played[member.name]
         tier = plan.topology_of(member).tier_max
         return Communicator(
             number=number,
             example=member,
-            agreement=Agreement(expected, self.term),
+            agreement=Agreement(plan.ranks_of(member), self.term),
             reward=JobReward(self.experiment.reward, sms=plan.sms, tier=tier, nodes=member.nodes),
         )
 

@@ -72,6 +72,13 @@ class Plan:
         said = {name: getattr(rule, name, None) or getattr(told, name) for name in ("workload", "scheduler", "llm")}
         return observation.Context(topology=self.topology_of(member), **said)
 
+    def ranks_of(self, member: Member) -> frozenset[int]:
+        """Those of a rank's communicator that must agree: all, or in a played job those that processes stand for."""
+        if self.played is None:
+            return frozenset(range(member.ranks))
+        # Before profiler v4 NCCL tells no names: what no process stands for cannot be left out then.
+        return self.played.get(member.name, frozenset().union(*self.played.values()))
+
     def keys(self, comm: Communicator, keys: list[int]) -> Keys:
         """Keys of a communicator for the control loop, before NCCL's own costs are known."""
         collective, pipelined, nbytes = zip(*(key_parts(key) for key in keys), strict=True)
