@@ -73,7 +73,9 @@ def bench_plugin(*, in_band: bool = False) -> dict[str, Any]:
         program.stdin.write("go\n")
         program.stdin.flush()
         while program.poll() is None:
+            # As a runner does. Until it has folded the switch, each call looks at the decision anew.
             channel.drain()
+            channel.fold()
             time.sleep(0.001)
         out, err = program.communicate()
         if program.returncode:
