@@ -57,11 +57,12 @@ def expected(cluster: Cluster, nodes: int, collective: ArrayLike, nbytes: ArrayL
     physics = Physics(cluster, nodes)
     collectives, sizes = np.broadcast_arrays(np.atleast_1d(collective), np.atleast_1d(nbytes))
     log_us = np.log(action_times_us(physics, collectives, sizes)[0].astype(np.float64))
+    own = log_us[:, OWN_PAIR, 0, 0]
     # Of a calibrated cluster NCCL's own choice was measured itself.
-    own = np.zeros(len(sizes))
-    for each in np.unique(collectives):
-        own[collectives == each] = physics.time_us(Collective(each), sizes[collectives == each])[:, OWN_PAIR, 0]
-    ratio: Float64 = log_us - np.log(own)[:, None, None, None]
+    for each in np.unique(collectives) if cluster.corrections else ():
+        of = collectives == each
+        own[of] = np.log(physics.time_us(Collective(each), sizes[of])[:, OWN_PAIR, 0])
+    ratio: Float64 = log_us - own[:, None, None, None]
     out = np.concatenate([ratio[..., 0], ratio[:, :, 0, :]], -1)
     out[:, OWN_PAIR] = np.nan
     return out.astype(np.float32)
