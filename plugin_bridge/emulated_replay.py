@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from dynamiccl_ray.config.experiment import EmulatedFabric
+from dynamiccl_ray.config.fabrics import EmulatedFabric
 from dynamiccl_ray.plugin_bridge import native_dir
 from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob

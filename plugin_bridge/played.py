@@ -15,7 +15,7 @@ import numpy.typing as npt
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.calibration.cells import JOINT, joined
 from dynamiccl_ray.calibration.samples import read_library
-from dynamiccl_ray.config.experiment import EmulatedFabric, EmulatedJob, Event, MeasuredFabric
+from dynamiccl_ray.config.fabrics import EmulatedFabric, EmulatedJob, Event, MeasuredFabric
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric import measured
 from dynamiccl_ray.fabric.belief import Belief

@@ -13,13 +13,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.config.communicators import Actions
-from dynamiccl_ray.config.experiment import (
-    Calls,
-    EmulatedFabric,
-    MeasuredFabric,
-    RealNcclFabric,
-    TrainingGroup,
-)
+from dynamiccl_ray.config.fabrics import Calls, EmulatedFabric, MeasuredFabric, RealNcclFabric, TrainingGroup
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import P5EN

@@ -14,7 +14,8 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import to_jsonable_python
 
 from dynamiccl_ray.config.curriculum import Curriculum, load_curriculum
-from dynamiccl_ray.config.experiment import DEFAULT_POLICY, Online, PlayedJob, load
+from dynamiccl_ray.config.experiment import DEFAULT_POLICY, Online, load
+from dynamiccl_ray.config.fabrics import PlayedJob
 from dynamiccl_ray.config.sweep import METRICS, NoScheduler, Pbt, Sweep, Values
 from dynamiccl_ray.errors import ConfigError, nearest
 from dynamiccl_ray.settings import Section, read_yaml

@@ -12,7 +12,8 @@ import yaml
 
 from benchmarks.gpu import online
 from benchmarks.gpu.online import Loop, essence, experiment
-from dynamiccl_ray.config.experiment import DEFAULT_POLICY, NcclFabric, load
+from dynamiccl_ray.config.experiment import DEFAULT_POLICY, load
+from dynamiccl_ray.config.fabrics import NcclFabric
 from dynamiccl_ray.errors import RunError
 
 ABOUT = {"intra": "nvlink", "inter": "none", "nvls": True, "tier_max": 1, "sms": 132}

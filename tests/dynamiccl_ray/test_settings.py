@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from dynamiccl_ray.config.curriculum import load_curriculum
-from dynamiccl_ray.config.experiment import EmulatedFabric, MeasuredFabric, load
+from dynamiccl_ray.config.experiment import load
+from dynamiccl_ray.config.fabrics import EmulatedFabric, MeasuredFabric
 from dynamiccl_ray.errors import ConfigError, nearest
 from dynamiccl_ray.fabric.clusters import MEASURED
 from dynamiccl_ray.fabric.presets import DIRECTORY

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from dynamiccl_ray.config.experiment import Actions, Online, RealNcclFabric
+from dynamiccl_ray.config.experiment import Actions, Online
+from dynamiccl_ray.config.fabrics import RealNcclFabric
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.physics import Physics
 from dynamiccl_ray.keys import key_of

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from attached import training
 
-from dynamiccl_ray.config.experiment import RealNcclFabric
+from dynamiccl_ray.config.fabrics import RealNcclFabric
 from dynamiccl_ray.plugin_bridge.boundary import Boundary
 from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations

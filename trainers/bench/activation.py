@@ -16,7 +16,8 @@ from dynamiccl_ray.actors.messages import Member
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.actors.remote import remote_coordination, start_coordinator
-from dynamiccl_ray.config.experiment import EmulatedJob, Online
+from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.config.fabrics import EmulatedJob
 from dynamiccl_ray.control.agreement import Answer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.plugin_bridge.bench import hardware

@@ -17,12 +17,12 @@ import numpy as np
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Status
-from dynamiccl_ray.config.experiment import (
+from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.config.fabrics import (
     EmulatedFabric,
     EmulatedJob,
     MeasuredFabric,
     NcclFabric,
-    Online,
     PlayedJob,
     RealNcclFabric,
 )

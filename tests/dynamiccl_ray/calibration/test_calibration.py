@@ -20,7 +20,8 @@ from dynamiccl_ray.calibration.samples import Machine, read_library
 from dynamiccl_ray.calibration.spikes import spikes
 from dynamiccl_ray.calibration.template import Hardware
 from dynamiccl_ray.calibration.validate import held_out, judge, winner_regrets
-from dynamiccl_ray.config.experiment import EmulatedFabric, load
+from dynamiccl_ray.config.experiment import load
+from dynamiccl_ray.config.fabrics import EmulatedFabric
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.physics import Physics

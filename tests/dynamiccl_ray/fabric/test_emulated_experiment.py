@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from dynamiccl_ray.config.experiment import EmulatedFabric, LoadEvent, Online, load
+from dynamiccl_ray.config.experiment import Online, load
+from dynamiccl_ray.config.fabrics import EmulatedFabric, LoadEvent
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.fabric.cluster_config import load_cluster
 from dynamiccl_ray.fabric.load import Load
