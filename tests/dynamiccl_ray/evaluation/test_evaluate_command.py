@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dynamiccl_ray.agent import policy
+from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.cli.app import app as commands
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.evaluation import suite as evaluation_suite
@@ -98,9 +99,9 @@ def test_a_tiny_evaluation(
     assert "http" not in re.sub('base64,[^"]*', "", page), "letters of a picture may spell anything"
     assert json.loads((out / "evaluation.json").read_text()) == document
     samples = pq.read_table(out / "samples.parquet")
-    # Measured collectives times keys times jobs, for each of eight methods; tables have keys of their own.
+    # Measured collectives times keys times jobs, for each method; tables have keys of their own.
     near = samples.filter(samples["split"].cast("string").to_numpy(zero_copy_only=False) == "training: near")
-    assert near.num_rows == 100 * 4 * 2 * 8
+    assert near.num_rows == 100 * 4 * 2 * (len(BASELINES) + 1)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(terminal_table(document))
     assert "…" not in console.export_text()
