@@ -38,11 +38,11 @@ PIECES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "four collectives a draw": ({"learning": {"draw_samples": 4}}, {}),
     "a quarter of the comparing": ({"learning": {"compares": 6}}, {}),
     "twice the comparing": ({"learning": {"compares": 48}}, {}),
-    "no guardrail": ({"guardrail": {"samples": 1 << 30}}, {}),
+    "no guardrail": ({"guardrail": {"samples": 10**6}}, {}),
     "no trigger": ({"trigger": {"arl0": 1e100}}, {}),
     "no clipping of outliers": ({}, {"_OUTLIER": np.inf}),
     "keys alarm alone": ({}, {"_AGREED": 2.0}),
-    "recurrent state never begins anew": ({"learning": {"sequence": 1 << 20}}, {}),
+    "recurrent state never begins anew": ({"learning": {"sequence": 10**6}}, {}),
 }
 """Name -> settings, and constants of the loop."""
 

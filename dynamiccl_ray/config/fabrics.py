@@ -174,6 +174,9 @@ class MeasuredFabric(EmulatedJob):
     path: Annotated[Path, BeforeValidator(beside)] | None = None
     """A directory with logs of nccl-tests or CSV tables, as ``dynamiccl evaluate --measured`` reads them, relative to
     this file. Absent: p5en."""
+    cluster: NamedCluster | None = None
+    """What the job says it runs on, as of a real one (``nccl``): its model says what to expect before anything is
+    measured. Absent: nothing is expected."""
     machine: str | None = None
     """Of those in ``path``, which need not be said of a single one. Without ``path`` it is p5en, AWS p5en.48xlarge."""
     collective: CollectiveName = "all_reduce"

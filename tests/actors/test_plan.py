@@ -64,4 +64,6 @@ def test_a_played_job_is_never_told_the_model_that_plays_it() -> None:
     calls = {"collective": "all_reduce", "sizes_bytes": SIZES}
     emulated = _plan({"kind": "emulated", "cluster": "dgx-h100-ndr", "nodes": 4, "collectives": [calls]})
     assert np.isnan(_prior(emulated, ranks=32, nodes=4)).all()
-    assert np.isfinite(_prior(_plan({"kind": "measured"}), ranks=64, nodes=8)).any(), "measurements are no model"
+    assert np.isnan(_prior(_plan({"kind": "measured"}), ranks=64, nodes=8)).all(), "it does not say where it runs"
+    said = _plan({"kind": "measured", "cluster": "p5en-h200-efa"})
+    assert np.isfinite(_prior(said, ranks=64, nodes=8)).any(), "measurements are no model"

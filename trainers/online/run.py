@@ -215,7 +215,7 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
 def _model(experiment: Online) -> Cluster | None:
     """What tells a played job's learner what to expect: never the model that plays it."""
     fabric = experiment.fabric
-    return cluster_of(fabric) if isinstance(fabric, MeasuredFabric) and fabric.path is None else None
+    return fabric.cluster if isinstance(fabric, MeasuredFabric) else None
 
 
 @contextlib.contextmanager

@@ -116,7 +116,7 @@ def test_a_job_is_decided_as_the_evaluation_decides(tmp_path: Path, job: str, mo
         # What is compared are decisions of one policy.
         ppo={"lr": 1e-30},
         control={"learning": LEARNING},
-        fabric={"nodes": 8, "events": [{"link_bandwidth": 0.25, "exploit_rounds": 12}]},
+        fabric={"nodes": 8, "cluster": "p5en-h200-efa", "events": [{"link_bandwidth": 0.25, "exploit_rounds": 12}]},
         stop={"rounds": None, "exploit_rounds_after_last_event": 6},
     )
     told = _listen(monkeypatch)
