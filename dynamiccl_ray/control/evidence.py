@@ -247,10 +247,12 @@ class Evidence:
 
     def may_be_best(self, rows: Int64, allowed: Bool) -> Bool:
         """(R, N_PAIRS) whether a channel count that is ``allowed`` (R, N_PAIRS, N_CHANNELS) is not behind what is known
-        well by two standard deviations, by all that is said of both.
+        well by two standard deviations, by all that is said of both. What no prior speaks of may always be: hints from
+        before a shift rule nothing out.
         """
         least, known = self._least_and_known(rows, allowed)
-        return np.asarray(least.min(-1) < known[:, None])
+        silent = ~np.isfinite(self._prior[rows]).any(-1) & ~np.isfinite(self._earlier[rows]).any(-1)
+        return np.asarray(silent | (least.min(-1) < known[:, None]))
 
     def worth_drawing(self, rows: Int64, allowed: Bool) -> Bool:
         """(R, N_PAIRS, N_CHANNELS) as ``may_be_best``, of each that is ``allowed``: of keys that earlier runs have

@@ -290,6 +290,17 @@ def test_what_a_model_rules_out_cannot_be_the_best() -> None:
     assert not evidence.may_be_best(np.arange(2), allowed)[0, 3]
 
 
+def test_a_hint_from_before_a_shift_rules_nothing_out() -> None:
+    evidence = _store(1)
+    _measured(evidence, 0, OWN_ACTION, 8, 3.0, begin=True)
+    _measured(evidence, 0, pair(4), 8, 4.0)
+    evidence.shift(np.array([0]))
+    _measured(evidence, 0, OWN_ACTION, 8, 3.5, begin=True)
+    only = np.zeros((1, N_PAIRS, N_CHANNELS), np.bool_)
+    only[:, :, 0] = True
+    assert evidence.may_be_best(np.array([0]), only)[0, 4]
+
+
 def test_keys_that_are_kept_keep_what_is_expected_of_them() -> None:
     expected = nothing_expected(3)
     expected[:, 5] = np.array([0.1, 0.2, 0.3])[:, None, None][:, 0]
