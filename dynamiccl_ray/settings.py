@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 
 from dynamiccl_ray.errors import ConfigError, short
 from dynamiccl_ray.overrides import apply_overrides, parse_overrides
@@ -105,6 +105,18 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except OSError:
         return False
+
+
+def existing(missing: str, there: Callable[[Path], bool] = exists) -> BeforeValidator:
+    """Of a path in a YAML: as ``beside``, and an error that ends with ``missing`` where it is not ``there``."""
+
+    def checked(given: Any, info: ValidationInfo) -> Any:
+        path = beside(given, info)
+        if isinstance(path, Path) and not there(path):
+            raise ValueError(f"{path} {missing}")
+        return path
+
+    return BeforeValidator(checked)
 
 
 def read_text(path: Path, what: str) -> str:

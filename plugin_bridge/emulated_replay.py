@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 from dynamiccl_ray.config.fabrics import EmulatedFabric
-from dynamiccl_ray.plugin_bridge import native_dir
-from dynamiccl_ray.plugin_bridge.constants import Constants, write_constants
+from dynamiccl_ray.plugin_bridge.constants import Constants
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob
-from dynamiccl_ray.plugin_bridge.played import EMULATED_VERSION, plugin_env
+from dynamiccl_ray.plugin_bridge.played import emulated_job
 from dynamiccl_ray.plugin_bridge.program import Program
 from dynamiccl_ray.plugin_bridge.real_job import ModelledJob
 from dynamiccl_ray.plugin_bridge.replay import Replay
@@ -50,18 +49,6 @@ class EmulatedReplay(ModelledJob):
         )
 
     def job(self, job_id: str, directory: Path) -> NcclJob:
-        directory.mkdir(parents=True, exist_ok=True)
         constants = {comm.number: Constants.of(comm, self.physics(comm).belief) for comm in self.program.comms}
-        write_constants(directory / "constants.bin", constants)
-        return NcclJob(
-            self.program,
-            library=native_dir() / "libnccl-emulated.so",
-            directory=directory,
-            times=self.times,
-            env={
-                "EMULATED_NCCL": str(directory / "constants.bin"),
-                "EMULATED_NCCL_VERSION": EMULATED_VERSION,
-                "GPU_DEVICES": str(self.fabric.gpus_per_node),
-                **plugin_env(job_id),
-            },
-        )
+        gpus = self.fabric.gpus_per_node
+        return emulated_job(self.program, self.times, constants, gpus_per_node=gpus, job_id=job_id, directory=directory)

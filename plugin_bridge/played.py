@@ -4,7 +4,7 @@ cost, what shifts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -34,7 +34,7 @@ from dynamiccl_ray.plugin_bridge.times import Times
 from dynamiccl_ray.simulation.tables import LEAST_OPTIONS, Table, tables
 
 # The release of NCCL that the emulated one calls itself.
-EMULATED_VERSION: Final = "2.30.7"
+_VERSION: Final = "2.30.7"
 # Standard deviation of a rank's own share of the log of a time.
 _RANK_JITTER: Final = 0.002
 
@@ -99,20 +99,9 @@ class PlayedFabric:
 
     def job(self, job_id: str, directory: Path) -> NcclJob:
         """Its processes; ``job_id`` is what the plugin is told."""
-        directory.mkdir(parents=True, exist_ok=True)
-        write_constants(directory / "constants.bin", {self.comm.number: self.constants})
-        return NcclJob(
-            self.program,
-            library=native_dir() / "libnccl-emulated.so",
-            directory=directory,
-            times=self.times,
-            env={
-                "EMULATED_NCCL": str(directory / "constants.bin"),
-                "EMULATED_NCCL_VERSION": EMULATED_VERSION,
-                "GPU_DEVICES": str(self.gpus_per_node),
-                **plugin_env(job_id),
-            },
-        )
+        constants = {self.comm.number: self.constants}
+        gpus = self.gpus_per_node
+        return emulated_job(self.program, self.times, constants, gpus_per_node=gpus, job_id=job_id, directory=directory)
 
     @property
     def valid(self) -> dict[int, npt.NDArray[np.bool_]]:
@@ -228,6 +217,32 @@ def play(fabric: EmulatedJob, *, seed: int, channels: Sequence[int] = CHANNEL_VA
         comm=comm,
         constants=Constants.of(comm, layout.belief),
         times=times,
+    )
+
+
+def emulated_job(
+    program: Program,
+    times: Times,
+    constants: Mapping[int, Constants],
+    *,
+    gpus_per_node: int,
+    job_id: str,
+    directory: Path,
+) -> NcclJob:
+    """A program on the emulated NCCL; ``constants`` by the communicator's number."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_constants(directory / "constants.bin", constants)
+    return NcclJob(
+        program,
+        library=native_dir() / "libnccl-emulated.so",
+        directory=directory,
+        times=times,
+        env={
+            "EMULATED_NCCL": str(directory / "constants.bin"),
+            "EMULATED_NCCL_VERSION": _VERSION,
+            "GPU_DEVICES": str(gpus_per_node),
+            **plugin_env(job_id),
+        },
     )
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dynamiccl_ray.agent.observation import (
     Llm,
@@ -32,7 +32,7 @@ from dynamiccl_ray.settings import (
     Positive,
     Ppo,
     Section,
-    beside,
+    existing,
     exists,
     is_file,
     read_yaml,
@@ -42,20 +42,12 @@ DEFAULT_POLICY: Final = Path(__file__).parents[1] / "data" / "policy.pt"
 """What ``dynamiccl train experiments/curricula/default.yaml`` wrote."""
 
 
-def _policy(given: Any, info: ValidationInfo) -> Any:
-    if given == "default":
-        return DEFAULT_POLICY
-    path = beside(given, info)
-    if isinstance(path, Path) and not is_file(path):
-        raise ValueError(f"{path} is no file; name a policy that `dynamiccl train` wrote")
-    return path
-
-
-def _earlier_run(given: Any, info: ValidationInfo) -> Any:
-    path = beside(given, info)
-    if isinstance(path, Path) and not exists(path):
-        raise ValueError(f"{path} does not exist; name the directory of an earlier run of `dynamiccl online`")
-    return path
+_Policy = Annotated[
+    Path,
+    existing("is no file; name a policy that `dynamiccl train` wrote", is_file),
+    BeforeValidator(lambda given: DEFAULT_POLICY if given == "default" else given),
+]
+_EarlierRun = Annotated[Path, existing("does not exist; name the directory of an earlier run of `dynamiccl online`")]
 
 
 class Epochs(Section):
@@ -121,10 +113,10 @@ class Online(Section):
     """What the job does around its collectives, as far as it is known."""
     scheduler: Scheduler = Scheduler()
     llm: Llm = Llm()
-    policy: Annotated[Path, BeforeValidator(_policy)] | None = None
+    policy: _Policy | None = None
     """A trained policy to start from: ``default`` for the one that is shipped, or a file relative to this one. Absent:
     one that has seen nothing."""
-    warm: tuple[Annotated[Path, BeforeValidator(_earlier_run)], ...] = ()
+    warm: tuple[_EarlierRun, ...] = ()
     """Directories of earlier runs on the same cluster, relative to this file. What they measured of communicators of
     the same shape says what to expect, and is believed as far as it turns out to be right. --warm adds to them."""
     actions: Actions = Actions()

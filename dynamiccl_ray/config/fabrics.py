@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from dynamiccl_ray.agent.observation import (
     InterLink,
@@ -27,7 +27,7 @@ from dynamiccl_ray.settings import (
     Positive,
     Section,
     beside,
-    exists,
+    existing,
     is_file,
 )
 from dynamiccl_ray.sizes import Bytes
@@ -148,13 +148,6 @@ class EmulatedJob(PlayedJob, ABC):
 CollectiveName = Literal["broadcast", "reduce", "all_gather", "reduce_scatter", "all_reduce"]
 
 
-def _measurements(given: Any, info: ValidationInfo) -> Any:
-    path = beside(given, info)
-    if isinstance(path, Path) and not is_file(path):
-        raise ValueError(f"{path} is no file; name a CSV of measurements")
-    return path
-
-
 class Calls(Section):
     """Collectives of one type that the job repeats."""
 
@@ -183,7 +176,7 @@ class MeasuredFabric(EmulatedJob):
     """Of ``path``."""
     gpus: Annotated[int, Field(ge=1, le=72)] = 8
     """Of a node, that took part in what is in ``path``."""
-    files: tuple[Annotated[Path, BeforeValidator(_measurements)], ...] = ()
+    files: tuple[Annotated[Path, existing("is no file; name a CSV of measurements", is_file)], ...] = ()
     """Measurements of p5en to play instead of the ones that are shipped, in the same columns; paths relative to this
     file."""
     events: tuple[Event, ...] = ()
@@ -234,13 +227,6 @@ class EmulatedFabric(EmulatedJob):
         return self
 
 
-def _source(given: Any, info: ValidationInfo) -> Any:
-    path = beside(given, info)
-    if isinstance(path, Path) and not exists(path):
-        raise ValueError(f"{path} does not exist; git clone https://github.com/NVIDIA/nccl, or give --nccl")
-    return path
-
-
 class TrainingGroup(Section):
     """Communicators that divide the ranks of a job, and what they run. ``grouped`` collectives are called within one
     ncclGroupStart and ncclGroupEnd, all of an entry together."""
@@ -259,7 +245,9 @@ class RealNcclFabric(PlayedJob):
     """NCCL's own host code on GPUs that are played: a physical model of a cluster says how long kernels take."""
 
     kind: Literal["real_nccl"]
-    nccl: Annotated[Path, BeforeValidator(_source)] | None = None
+    nccl: (
+        Annotated[Path, existing("does not exist; git clone https://github.com/NVIDIA/nccl, or give --nccl")] | None
+    ) = None
     """A source tree or tarball of NCCL, relative to this file; it is built once, which takes minutes. --nccl wins."""
     cluster: NamedCluster
     """As of an emulated fabric."""
