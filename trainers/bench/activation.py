@@ -121,9 +121,9 @@ def _simulated(attempt: int) -> float:
         for r in range(_SIMULATED)
     ]
     shares = [members[i : i + _SIMULATED_PER_RUNNER] for i in range(0, _SIMULATED, _SIMULATED_PER_RUNNER)]
-    term = ray.get(coordinator.join.remote("runner0", [])).term
+    term = ray.get(coordinator.join.remote("runner0", [], frozenset())).term
     shares = [[replace(member, term=term) for member in share] for share in shares]
-    ray.get([coordinator.join.remote(f"runner{i}", share) for i, share in enumerate(shares)])
+    ray.get([coordinator.join.remote(f"runner{i}", share, frozenset()) for i, share in enumerate(shares)])
     closed = ray.get([coordinator.report.remote(f"runner{i}", 0, [], None) for i in range(len(shares))])
     version = closed[-1].version
     begin = time.monotonic()
