@@ -57,7 +57,7 @@ _OUTLIER: Final = 4.0
 # than the fastest where it is tried once all the same.
 _OFTEN: Final = 4
 _BELIEVED: Final = 1.0
-# Share of the draws in which what earlier runs found to be bad is not drawn.
+# Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
@@ -356,8 +356,8 @@ class Loop:
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
-        worth = self.evidence.worth_drawing(rows[seen], np.asarray(allowed[seen].any(-1)))
-        # A record may be wrong about what nobody draws because of it: the last draws are free.
+        worth = self.evidence.may_be_best(rows[seen], np.asarray(allowed[seen].any(-1)))
+        # A prior may be wrong about what nobody draws because of it: the last draws are free.
         trusted = done[seen] < _TRUSTED * draws[seen]
         drawable = allowed[seen] & (worth | ~trusted[:, None, None])[..., None]
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable))
@@ -405,7 +405,7 @@ class Loop:
         worth = allowed.any((2, 3)) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
         worth[:, OWN_PAIR] = worth[~draw] = False
         some = np.flatnonzero(worth.any(-1))
-        worth[some] &= self.evidence.may_be_best(rows[some], np.asarray(allowed[some].any(-1)))
+        worth[some] &= self.evidence.may_be_best(rows[some], np.asarray(allowed[some].any(-1))).any(-1)
         pair = np.where(worth, cost, np.inf).argmin(-1)
         of_pair = allowed[np.arange(len(rows)), pair].reshape(len(rows), N_CHANNELS * N_CHUNKS)
         channels, chunk = np.divmod(of_pair.argmax(-1), N_CHUNKS)
