@@ -42,6 +42,10 @@ _BEHIND: Final = 3.0
 _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
 
 
+Estimates = tuple[tuple[Float32, Float32], tuple[Float32, Float32]]
+"""Of channels and of chunks: log times over the baseline, and how sure they are; see ``Evidence.estimates``."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contest:
     """Flat actions of R keys, by what was measured; NCCL's own choice where nothing was."""
@@ -185,7 +189,7 @@ class Evidence:
         mean = self.by_channels_total[rows] / np.maximum(samples, 1e-9)
         return np.where(samples > 0, mean - self.baseline[rows][:, None, None], 0.0).astype(np.float32)
 
-    def estimates(self, rows: Int64) -> tuple[tuple[Float32, Float32], tuple[Float32, Float32]]:
+    def estimates(self, rows: Int64) -> Estimates:
         """Of each (pair, channels), (R, N_PAIRS, N_CHANNELS), and each (pair, chunk): the log time over the baseline by
         own and lent evidence and what priors expect, and how sure that is; see ``lending.combine``.
         """
@@ -247,15 +251,15 @@ class Evidence:
             known=np.stack([index, action], -1)[samples >= enough],
         )
 
-    def may_be_best(self, rows: Int64, allowed: Bool) -> Bool:
+    def may_be_best(self, rows: Int64, allowed: Bool, said: Estimates) -> Bool:
         """(R, N_PAIRS, N_CHANNELS) of what is ``allowed``, what is not behind what is known well with confidence, by
-        all that is said of both. Only a prior of a key, the model's or earlier runs', rules anything out: hints from
-        before a shift do not.
+        all that is ``said`` (``estimates``) of both. Only a prior of a key, the model's or earlier runs', rules
+        anything out: hints from before a shift do not.
         """
         best = allowed.copy()
         of = np.isfinite(self._prior[rows]).any((1, 2)) | np.isfinite(self._earlier[rows]).any((1, 2))
         if of.any():
-            (time, sure), _ = self.estimates(rows[of])
+            time, sure = (x[of] for x in said[0])
             known = np.where(allowed[of] & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
             best[of] &= time - _BEHIND * deviation(sure) <= known[:, None, None]
         return np.asarray(best)

@@ -37,7 +37,7 @@ from dynamiccl_ray.control.columns import (
     take,
 )
 from dynamiccl_ray.control.due import Due
-from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.control.evidence import Estimates, Evidence
 from dynamiccl_ray.control.offers import Offers
 from dynamiccl_ray.control.trigger import BATCH, Cusum
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
@@ -356,11 +356,13 @@ class Loop:
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
-        worth = self.evidence.may_be_best(rows[seen], np.asarray(allowed[seen].any(-1)))
+        said = self.evidence.estimates(rows[seen])
+        worth = np.asarray(allowed.any(-1))
+        worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
         # A prior may be wrong about what nobody draws because of it: the last draws are free.
         trusted = done[seen] < _TRUSTED * draws[seen]
-        drawable = allowed[seen] & (worth | ~trusted[:, None, None])[..., None]
-        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable))
+        drawable = allowed[seen] & (worth[seen] | ~trusted[:, None, None])[..., None]
+        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         return Due(
             row=rows,
             identity=self.keys.identity[rows],
@@ -371,7 +373,7 @@ class Loop:
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=self._untried(rows, allowed, draw),
+            untried=self._untried(rows, allowed, worth & draw[:, None, None]),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
@@ -398,20 +400,18 @@ class Loop:
         allowed.reshape(-1, N_ACTIONS)[index, action] = False
         return np.asarray(allowed)
 
-    def _untried(self, rows: Int64, allowed: Bool, draw: Bool) -> Int64:
-        """(R,) see ``Due``: of the pairs that may be better than what is known the one that NCCL believes in most, with
-        NCCL's own channels and chunk if that may be."""
+    def _untried(self, rows: Int64, allowed: Bool, worth: Bool) -> Int64:
+        """(R,) see ``Due``: of the pairs that are ``worth`` (R, N_PAIRS, N_CHANNELS) drawing the one that NCCL believes
+        in most, with NCCL's own channels and chunk if that may be."""
         cost = self.keys.cost[rows]
-        worth = allowed.any((2, 3)) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
-        worth[:, OWN_PAIR] = worth[~draw] = False
-        some = np.flatnonzero(worth.any(-1))
-        worth[some] &= self.evidence.may_be_best(rows[some], np.asarray(allowed[some].any(-1))).any(-1)
-        pair = np.where(worth, cost, np.inf).argmin(-1)
+        pairs = worth.any(-1) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
+        pairs[:, OWN_PAIR] = False
+        pair = np.where(pairs, cost, np.inf).argmin(-1)
         of_pair = allowed[np.arange(len(rows)), pair].reshape(len(rows), N_CHANNELS * N_CHUNKS)
         channels, chunk = np.divmod(of_pair.argmax(-1), N_CHUNKS)
-        return np.where(worth.any(-1), flat_action(pair, channels, chunk), -1)
+        return np.where(pairs.any(-1), flat_action(pair, channels, chunk), -1)
 
-    def view(self, rows: Int64, allowed: Bool) -> KeyView:
+    def view(self, rows: Int64, allowed: Bool, said: Estimates | None = None) -> KeyView:
         """What the policy sees of these keys (R,); see ``view.py``."""
         done, learning = self.decisions[rows], self.control.learning
         return view(
@@ -419,6 +419,7 @@ class Loop:
             self.evidence,
             rows,
             allowed,
+            said or self.evidence.estimates(rows),
             cusum=np.where((self.shifts[rows] > 0) & (done == 0), 1.0, self.cusum.score[rows]),
             idle=self.idle[rows],
             wanted=self.wanted[rows],

@@ -8,7 +8,7 @@ from dynamiccl_ray.actions import action_parts
 from dynamiccl_ray.agent.observation import KeyView
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.control.columns import Keys
-from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.control.evidence import Estimates, Evidence
 
 
 def view(
@@ -16,6 +16,7 @@ def view(
     evidence: Evidence,
     rows: Int64,
     allowed: Bool,
+    said: Estimates,
     *,
     cusum: Float64,
     idle: Int64,
@@ -25,9 +26,10 @@ def view(
     """What the policy sees of these keys (R,). It draws channels and chunk apart: a value is masked where all that it
     can be part of is; what else is not ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS) is replaced once it is drawn.
 
-    ``cusum``, ``idle``, ``wanted`` and ``heat`` (R,) are as in ``KeyView``; ``wanted`` has flat actions.
+    ``said`` is what ``Evidence.estimates`` says of them. ``cusum``, ``idle``, ``wanted`` and ``heat`` (R,) are as in
+    ``KeyView``; ``wanted`` has flat actions.
     """
-    channels, chunks = evidence.estimates(rows)
+    channels, chunks = said
     return KeyView(
         collective=keys.collective[rows],
         nbytes=keys.nbytes[rows],

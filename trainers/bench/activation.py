@@ -45,7 +45,7 @@ def bench_activation(repeats: int = 60) -> dict[str, Any]:
         start_ray()
     try:
         times = _emulated(repeats)
-        simulated = [_simulated(i) for i in range(5)]
+        simulated = [agreement_ms(_SIMULATED) for _ in range(5)]
     finally:
         if started:
             ray.shutdown()
@@ -110,17 +110,20 @@ def _emulated(repeats: int) -> list[float]:
     return times
 
 
-def _simulated(attempt: int) -> float:
-    """One agreement over many ranks that exist only as answers; milliseconds."""
-    run = f"bench-simulated-{time.time_ns()}-{attempt}"
+def agreement_ms(ranks: int) -> float:
+    """Milliseconds of one agreement through a coordinator actor, over ranks that exist only as answers: a multiple of
+    ``_SIMULATED_PER_RUNNER``. Ray has to be up.
+    """
+    run = f"bench-simulated-{time.time_ns()}"
     plan = Plan(run=run, experiment=_experiment())
     coordinator = start_coordinator(plan)
     table = DecisionTable.of(1, {}, max_channels=16)
+    nodes = ranks // _SIMULATED_PER_RUNNER
     members = [
-        Member(comm=1, rank=r, ranks=_SIMULATED, nodes=125, tuner_abi=6, profiler_abi=6, user_env=False)
-        for r in range(_SIMULATED)
+        Member(comm=1, rank=r, ranks=ranks, nodes=nodes, tuner_abi=6, profiler_abi=6, user_env=False)
+        for r in range(ranks)
     ]
-    shares = [members[i : i + _SIMULATED_PER_RUNNER] for i in range(0, _SIMULATED, _SIMULATED_PER_RUNNER)]
+    shares = [members[i : i + _SIMULATED_PER_RUNNER] for i in range(0, ranks, _SIMULATED_PER_RUNNER)]
     term = ray.get(coordinator.join.remote("runner0", [], frozenset())).term
     shares = [[replace(member, term=term) for member in share] for share in shares]
     ray.get([coordinator.join.remote(f"runner{i}", share, frozenset()) for i, share in enumerate(shares)])
@@ -141,6 +144,6 @@ def _simulated(attempt: int) -> float:
         ]
     )
     took = (time.monotonic() - begin) * 1e3
-    assert {d.switch_at for d in decisions} == {100 + _SIMULATED - 1}
+    assert {d.switch_at for d in decisions} == {100 + ranks - 1}
     ray.kill(coordinator)
     return took

@@ -281,14 +281,15 @@ def test_what_a_model_rules_out_cannot_be_the_best() -> None:
         _measured(evidence, row, OWN_ACTION, 8, 3.0, begin=True)
     _measured(evidence, 0, pair(4), 8, 4.0)
     allowed = np.ones((2, N_PAIRS, N_CHANNELS), np.bool_)
-    may = evidence.may_be_best(np.arange(2), allowed)
+    said = evidence.estimates(np.arange(2))
+    may = evidence.may_be_best(np.arange(2), allowed, said)
     # Of an error of 0.15: 0.6 is four deviations behind NCCL's own choice, 0.2 is not three.
     assert may.any(-1)[:, 1:4].tolist() == [[False, True, True]] * 2
     assert not may[0, 4, 0], "measured, and far behind"
     assert may[:, 4, 1:].all(), "its other channel counts are not known"
     assert may[:, 5].all(), "nothing is known of it"
     allowed[0, 3] = False
-    assert not evidence.may_be_best(np.arange(2), allowed)[0, 3].any()
+    assert not evidence.may_be_best(np.arange(2), allowed, said)[0, 3].any()
 
 
 def test_a_hint_from_before_a_shift_rules_nothing_out() -> None:
@@ -299,7 +300,7 @@ def test_a_hint_from_before_a_shift_rules_nothing_out() -> None:
     _measured(evidence, 0, OWN_ACTION, 8, 3.5, begin=True)
     only = np.zeros((1, N_PAIRS, N_CHANNELS), np.bool_)
     only[:, :, 0] = True
-    assert evidence.may_be_best(np.array([0]), only)[0, 4, 0]
+    assert evidence.may_be_best(np.array([0]), only, evidence.estimates(np.array([0])))[0, 4, 0]
 
 
 def test_keys_that_are_kept_keep_what_is_expected_of_them() -> None:
