@@ -27,7 +27,7 @@ from dynamiccl_ray.actors.phases import Phases
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.reduction import Part, decisions, measured, positions
 from dynamiccl_ray.actors.rewards import JobReward
-from dynamiccl_ray.actors.status import Alarm, Epoch, Status
+from dynamiccl_ray.actors.status import Alarm, Epoch
 from dynamiccl_ray.actors.steering import Steering, check
 from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
@@ -349,14 +349,15 @@ class Coordinator:
 
     # -- context --
 
-    def _duty(self, comm: Communicator) -> int:
+    def duty(self, comm: Communicator) -> int:
+        """One window of its calls in 2^duty is to be profiled."""
         if comm.off or not self.steering.measures:
             return MOST_DUTY  # nothing comes of what is measured
         return self.governor.duty(learning=self._learns(comm))
 
     def _context(self, due: Due, rewards: dict[int, Float], *, round_end: bool) -> EpochContext:
         live = {c: comm for c, comm in self.comms.items() if comm.complete}
-        duties = {c: self._duty(comm) for c, comm in live.items()}
+        duties = {c: self.duty(comm) for c, comm in live.items()}
         contexts = comm_contexts(self.loop, due, live, rewards, held=self._held, wanted=self._wanted, duties=duties)
         for comm in live.values():
             comm.agreement.open(self.next_version)
@@ -375,47 +376,6 @@ class Coordinator:
             term=self.term,
             applied_since=self.steering.applied_since,
             release=self._keeping is not None,
-        )
-
-    def status(self) -> Status:
-        """Where the run stands; safe to ask at any time."""
-        unmeasured = {
-            f"{c:x}": [key_name(int(key)) for key in comm.keys[self.loop.measured[comm.rows] == 0]]
-            for c, comm in self.comms.items()
-        }
-        phases, members = self.phases, self.membership
-        # All communicators of a job see the same steps.
-        steps = [comm.reward.steps_s() for comm in self.comms.values()]
-        own_step_s, tuned_step_s = next((both for both in steps if None not in both), (None, None))
-        return Status(
-            epoch=phases.epoch,
-            round=phases.round,
-            phase=phases.phase.name.lower(),
-            rounds_in_phase=phases.rounds_in_phase,
-            collectives=phases.collectives,
-            switches=members.switches,
-            digest_mismatches=sum(c.agreement.digest_mismatches for c in self.comms.values()),
-            unused=members.unused + self.loop.late,
-            dropped=members.dropped,
-            hold_wait_s=members.hold_wait_s,
-            alarms=tuple(self.alarms),
-            history=tuple(phases.history),
-            off={f"{c:x}": comm.off for c, comm in self.comms.items() if comm.off},
-            unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
-            keys=phases.keys(),
-            in_force={f"{c:x}": len(comm.in_force) for c, comm in self.comms.items() if comm.members},
-            took_s=sum(comm.took_us for comm in self.comms.values()) / 1e6,
-            own_s=sum(comm.own_us for comm in self.comms.values()) / 1e6,
-            own_step_s=own_step_s,
-            tuned_step_s=tuned_step_s,
-            mode=self.steering.mode,
-            rolled_back=self.steering.rolled_back,
-            canary=self.steering.said(),
-            orders=tuple(self.steering.orders),
-            coverage=members.coverage,
-            overhead=self.governor.status({f"{c:x}": self._duty(comm) for c, comm in self.comms.items()}),
-            ranks=sum(len(c.members) for c in self.comms.values()),
-            runners=members.runners,
         )
 
     # -- durability --

@@ -12,7 +12,7 @@ from typing import Any
 from dynamiccl_ray.actors.coordinator import Coordinator, log
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.metrics import Metrics
-from dynamiccl_ray.actors.overview import answer
+from dynamiccl_ray.actors.overview import answer, status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.actors.watchdog import STOPPED_S, Watchdog
@@ -115,7 +115,7 @@ class CoordinatorActor:
         self._core.save()
 
     async def status(self) -> Status:
-        return self._core.status()
+        return status_of(self._core)
 
     async def observed(self) -> list[Epoch]:
         """The epochs closed since the last call, with their samples."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.coordinator import Coordinator
+from dynamiccl_ray.actors.overview import status_of
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.keys import key_parts
 from dynamiccl_ray.knobs import N_PROTOCOLS, OWN_PAIR, Algorithm, Collective, Protocol
@@ -105,7 +106,7 @@ class Metrics:
         if time.monotonic() - self._told < _EVERY_S:
             return
         self._told = time.monotonic()
-        job, status = coordinator.experiment.job, coordinator.status()
+        job, status = coordinator.experiment.job, status_of(coordinator)
         for name, value in _counts(status).items():
             self._count(name, value, {"job_id": job})
         for fate, value in status.coverage.as_dict().items():

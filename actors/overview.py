@@ -1,4 +1,4 @@
-"""One page about a running job: what ``dynamiccl status`` shows."""
+"""Where a running job stands: for programs, and on the one page that ``dynamiccl status`` shows."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from dynamiccl_ray.actions import OWN_ACTION, action_of
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.coordinator import Coordinator
+from dynamiccl_ray.actors.status import Status
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.keys import key_name
 
@@ -21,9 +22,51 @@ def answer(coordinator: Coordinator, question: dict[str, Any]) -> dict[str, Any]
     return overview(coordinator)
 
 
+def status_of(coordinator: Coordinator) -> Status:
+    """Where the run stands; safe to ask at any time."""
+    loop, comms, phases = coordinator.loop, coordinator.comms, coordinator.phases
+    members, steering = coordinator.membership, coordinator.steering
+    unmeasured = {
+        f"{c:x}": [key_name(int(key)) for key in comm.keys[loop.measured[comm.rows] == 0]] for c, comm in comms.items()
+    }
+    # All communicators of a job see the same steps.
+    steps = [comm.reward.steps_s() for comm in comms.values()]
+    own_step_s, tuned_step_s = next((both for both in steps if None not in both), (None, None))
+    return Status(
+        epoch=phases.epoch,
+        round=phases.round,
+        phase=phases.phase.name.lower(),
+        rounds_in_phase=phases.rounds_in_phase,
+        collectives=phases.collectives,
+        switches=members.switches,
+        digest_mismatches=sum(c.agreement.digest_mismatches for c in comms.values()),
+        unused=members.unused + loop.late,
+        dropped=members.dropped,
+        hold_wait_s=members.hold_wait_s,
+        alarms=tuple(coordinator.alarms),
+        history=tuple(phases.history),
+        off={f"{c:x}": comm.off for c, comm in comms.items() if comm.off},
+        unmeasured={comm: keys for comm, keys in unmeasured.items() if keys},
+        keys=phases.keys(),
+        in_force={f"{c:x}": len(comm.in_force) for c, comm in comms.items() if comm.members},
+        took_s=sum(comm.took_us for comm in comms.values()) / 1e6,
+        own_s=sum(comm.own_us for comm in comms.values()) / 1e6,
+        own_step_s=own_step_s,
+        tuned_step_s=tuned_step_s,
+        mode=steering.mode,
+        rolled_back=steering.rolled_back,
+        canary=steering.said(),
+        orders=tuple(steering.orders),
+        coverage=members.coverage,
+        overhead=coordinator.governor.status({f"{c:x}": coordinator.duty(comm) for c, comm in comms.items()}),
+        ranks=sum(len(c.members) for c in comms.values()),
+        runners=members.runners,
+    )
+
+
 def overview(coordinator: Coordinator) -> dict[str, Any]:
     """The status of a run as JSON, without its history, and with a row for each communicator and key."""
-    status = coordinator.status().as_dict()
+    status = status_of(coordinator).as_dict()
     alarms = status.pop("alarms")
     del status["history"]
     comms = [_communicator(coordinator, comm) for comm in coordinator.comms.values()]

@@ -18,6 +18,7 @@ import numpy as np
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, action_of
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, CommContext, CommReport, EpochContext, Member, RankNews
+from dynamiccl_ray.actors.overview import status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.config.experiment import Online
@@ -83,7 +84,7 @@ class Run:
         reports = [self._report(self._first + c) for c in range(self._comms)]
         self._dseq += self._keys * self._per_epoch
         context = self.core.report("runner", self.core.phases.epoch, reports, None)
-        self.core.status()
+        status_of(self.core)
         took = time.perf_counter() - began
         return took, len(pickle.dumps(context))
 

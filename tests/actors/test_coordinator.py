@@ -10,6 +10,7 @@ from driven import COMM, COST, KEY, LEARNING, OTHER, REAL, RING, TERM, TREE, Run
 from test_reduction import collectives
 
 from dynamiccl_ray.actors.coordinator import Coordinator
+from dynamiccl_ray.actors.overview import status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore, Standing
 from dynamiccl_ray.control.loop import Phase
@@ -32,14 +33,14 @@ def test_a_collective_costs_what_it_takes_its_fastest_rank_and_the_rest_is_skew(
     assert samples["time_us"].tolist() == [0.1, 0.09, 0.14]
     assert samples["skew"] == pytest.approx(np.log([1.1, 120 / 90, 200 / 140]))
     assert samples["dseq"].tolist() == [1, 2, 3]
-    assert run.core.status().collectives == 3
+    assert status_of(run.core).collectives == 3
 
 
 def test_whatever_teaches_nothing_is_counted() -> None:
     run = Run().join()
     unknown = collectives([1], key=KEY, version=7)
     run.hand_in(run.report(0, unknown, unmatched=3, news=run.news(unused=2, dropped=5)), run.report(1, unknown))
-    status = run.core.status()
+    status = status_of(run.core)
     assert (status.collectives, status.unused, status.dropped) == (0, 1 + 3 + 2, 5)
 
 
@@ -47,11 +48,11 @@ def test_groups_are_measured_as_groups_unless_the_key_also_runs_alone() -> None:
     run = Run().join()
     grouped = collectives([1, 2], key=KEY, aggregate=1)
     run.hand_in(run.report(0, grouped), run.report(1, grouped))
-    assert run.core.status().collectives == 2
+    assert status_of(run.core).collectives == 2
     both = collectives([3, 4, 5], key=KEY, aggregate=[0, 1, 0])
     run.hand_in(run.report(0, both), run.report(1, both))
-    assert run.core.status().collectives == 4
-    assert run.core.status().unused == 1
+    assert status_of(run.core).collectives == 4
+    assert status_of(run.core).unused == 1
 
 
 def test_from_baseline_through_learning_to_exploitation() -> None:
@@ -85,7 +86,7 @@ def test_a_key_that_is_never_measured_holds_nobody_up_and_is_shown() -> None:
     run.us[OTHER] = dict.fromkeys(range(100_000), 50.0)
     run.until(Phase.EXPLOIT, only=(KEY,))
     assert run.its.need.tolist() == [0, 0]
-    status = run.core.status()
+    status = status_of(run.core)
     assert status.unmeasured == {f"{COMM:x}": [key_name(OTHER)]}
     assert status.keys["exploit"] == 1
     assert OTHER not in run.its.in_force
@@ -96,7 +97,7 @@ def test_a_key_that_ran_once_holds_nobody_up() -> None:
     run.us[OTHER] = dict.fromkeys(range(100_000), 50.0)
     run.epoch(n=1)
     assert run.until(Phase.EXPLOIT, only=(KEY,)) < 20
-    assert run.core.status().keys == {"baseline": 1, "learn": 0, "exploit": 1, "adapt": 0, "check": 0}
+    assert status_of(run.core).keys == {"baseline": 1, "learn": 0, "exploit": 1, "adapt": 0, "check": 0}
 
 
 def test_drift_begins_anew_and_what_was_known_is_a_hint() -> None:
@@ -105,11 +106,11 @@ def test_drift_begins_anew_and_what_was_known_is_a_hint() -> None:
     run.until(Phase.EXPLOIT)
     for _ in range(10):
         run.epoch()
-    assert run.core.status().alarms == ()
+    assert status_of(run.core).alarms == ()
     changed = run.dseq
     run.us = {KEY: dict.fromkeys(range(100_000), 150.0) | {RING.flat: 120.0}}
     run.epoch(n=24)
-    (alarm,) = run.core.status().alarms
+    (alarm,) = status_of(run.core).alarms
     assert (alarm.comm, alarm.key) == (COMM, KEY)
     assert changed < alarm.dseq <= changed + 24
     assert run.core.phases.phase is Phase.BASELINE
@@ -141,7 +142,7 @@ def test_observing_decides_nothing_and_shadow_applies_nothing() -> None:
         observing.epoch()
     assert len(observing.its.due.row) == 0
     assert observing.context.watching
-    assert observing.core.status().switches == 0
+    assert status_of(observing.core).switches == 0
     shadow = Run(mode="shadow").join()
     shadow.epoch()
     assert (shadow.context.apply, shadow.context.greedy) == (False, True)
@@ -189,10 +190,10 @@ def test_channels_beyond_what_the_communicator_has_shown_are_not_asked_for() -> 
 
 def test_a_job_whose_collectives_are_not_nccls_is_left_alone() -> None:
     run = Run(workload={"architecture": "parameter-server"}).join()
-    assert "parameter-server" in run.core.status().off[f"{COMM:x}"]
+    assert "parameter-server" in status_of(run.core).off[f"{COMM:x}"]
     in_network = Coordinator(Plan(run="r", experiment=experiment_of(), topology={"ina_active": True}), MemoryStore())
     in_network.join("a", [member_of(0), member_of(1)])
-    assert "network" in in_network.status().off[f"{COMM:x}"]
+    assert "network" in status_of(in_network).off[f"{COMM:x}"]
 
 
 def test_ranks_that_called_different_collectives_are_not_tuned() -> None:
@@ -201,7 +202,7 @@ def test_ranks_that_called_different_collectives_are_not_tuned() -> None:
     for window, hashes, off in ((3, (5, 5), False), (4, (5, 6), True)):
         run.hand_in(*(run.report(r, none, news=run.news(fingerprints={window: hashes[r]})) for r in range(2)))
         assert run.its.off == off
-    assert "different collectives" in run.core.status().off[f"{COMM:x}"]
+    assert "different collectives" in status_of(run.core).off[f"{COMM:x}"]
 
 
 @pytest.mark.parametrize(
@@ -212,11 +213,11 @@ def test_ranks_that_loaded_different_things_are_not_tuned(changes: dict[str, Any
     core = Run().core
     core.join("a", [member_of(0)])
     core.join("b", [member_of(1, **changes)])
-    assert why in core.status().off[f"{COMM:x}"]
+    assert why in status_of(core).off[f"{COMM:x}"]
 
 
 def test_half_a_plugin_is_said_so() -> None:
-    assert "not both loaded" in Run().join(profiler_abi=0).core.status().off[f"{COMM:x}"]
+    assert "not both loaded" in status_of(Run().join(profiler_abi=0).core).off[f"{COMM:x}"]
 
 
 # ---- communicators and runners that come and go ----
@@ -275,11 +276,11 @@ def test_a_communicator_is_forgotten_once_all_of_its_ranks_are_gone_and_not_befo
     run.epoch()
     assert set(run.core.comms) == {COMM}
     assert len(run.core.loop) == 1
-    assert run.core.status().dropped == 7, "what it had is counted"
+    assert status_of(run.core).dropped == 7, "what it had is counted"
     for _ in range(3):
         run.epoch()
     assert run.its.in_force == {KEY: RING.flat}
-    assert run.core.status().alarms == ()
+    assert status_of(run.core).alarms == ()
 
 
 def test_keys_that_are_due_when_a_communicator_is_forgotten_stay_who_they_are() -> None:
@@ -325,7 +326,7 @@ def test_a_successor_goes_on_where_its_predecessor_was() -> None:
     run.core._end_round()
     successor = Run(run.store)
     assert successor.core.phases.phase is Phase.EXPLOIT
-    assert successor.core.status().keys["exploit"] == 1
+    assert status_of(successor.core).keys["exploit"] == 1
     version = run.core.comms[COMM].version
     successor.join(standing=Standing(base=version, pending=run.context.version - 1), in_force=version)
     successor.us, successor.dseq = run.us, run.dseq
@@ -335,7 +336,7 @@ def test_a_successor_goes_on_where_its_predecessor_was() -> None:
     successor.core.report("b", successor.core.phases.epoch, [], None)
     for _ in range(3):
         successor.epoch()
-    assert successor.core.status().alarms == ()
+    assert status_of(successor.core).alarms == ()
     assert successor.its.in_force == {KEY: RING.flat}
 
 
@@ -359,10 +360,10 @@ def test_nothing_is_saved_again_while_nothing_is_decided() -> None:
     assert 1 <= len(saved) <= 2, "now and then, for what was measured"
     saved.clear()
     run.us = {KEY: dict.fromkeys(range(100_000), 150.0) | {RING.flat: 120.0}}
-    while not run.core.status().alarms:
+    while not status_of(run.core).alarms:
         run.epoch(n=8)
     assert saved[-1] == run.core.phases.round, "drift"
-    assert Run(run.store).core.status().alarms == run.core.status().alarms
+    assert status_of(Run(run.store).core).alarms == status_of(run.core).alarms
 
 
 def test_a_successor_of_communicators_without_ranks_or_keys() -> None:
@@ -462,7 +463,7 @@ def test_at_the_end_only_what_is_exploited_may_stay(keep: bool) -> None:
     run.us[KEY][RING.flat] = 80.0
     run.until(Phase.EXPLOIT)
     run.us[OTHER] = dict.fromkeys(range(100_000), 100.0)
-    while run.core.status().keys.get("learn", 0) == 0:
+    while status_of(run.core).keys.get("learn", 0) == 0:
         run.epoch(wants=TREE)
     run.epoch(wants=TREE)
     assert run.its.in_force == {KEY: RING.flat, OTHER: TREE.flat}, "one exploits, one is being tried"
@@ -489,4 +490,4 @@ def test_different_tables_make_the_leaders_the_next_one() -> None:
     none = collectives([])
     context = run.hand_in(run.report(0, none), run.report(1, none))
     assert DecisionTable.from_bytes(context.adopt[COMM]).actions() == mine.actions()
-    assert run.core.status().digest_mismatches == 1
+    assert status_of(run.core).digest_mismatches == 1

@@ -10,7 +10,7 @@ from driven import KEY, OTHER, REAL, RING, TREE, Run, experiment_of, one_term
 from pydantic import ValidationError
 
 from dynamiccl_ray.actors.coordinator import Coordinator
-from dynamiccl_ray.actors.overview import answer, overview
+from dynamiccl_ray.actors.overview import answer, overview, status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.steering import check
 from dynamiccl_ray.agent.observation import decode
@@ -141,7 +141,7 @@ def test_a_canary_tunes_its_share_and_widens_when_that_has_settled() -> None:
             assert len(run.its.due.row) <= 1
         assert run.core.phases.epoch < 200
     assert len(tuned) == 1
-    assert run.core.status().orders[-1]["by"] == "evidence"
+    assert status_of(run.core).orders[-1]["by"] == "evidence"
     for _ in range(40):
         run.epoch()
     assert run.its.in_force == {KEY: RING.flat, OTHER: RING.flat}
@@ -162,10 +162,10 @@ def test_a_canary_does_not_widen_while_steps_take_longer() -> None:
         run.epoch(news=_steps(run, 1.0 if baseline else 1.1, step))
         step += 2
     assert len(run.its.in_force) == 1
-    assert "longer than with NCCL" in run.core.status().canary["waits"]  # type: ignore[index]
+    assert "longer than with NCCL" in status_of(run.core).canary["waits"]  # type: ignore[index]
     run.core.order({"order": "canary", "share": 1, "communicators": []})
     run.epoch()
-    assert run.core.status().canary is None
+    assert status_of(run.core).canary is None
 
 
 def test_a_canary_may_be_communicators_by_name() -> None:
@@ -237,7 +237,7 @@ def test_some_communicators_are_described_otherwise_or_left_alone() -> None:
     ]
     told = {"fabric": REAL, "communicators": rules, "actions": {"channels": [0, 8, 16]}}
     alone = Run(**told).join(name="tp_0")
-    assert alone.core.status().off == {f"{alone.comm:x}": "the experiment does not tune it"}
+    assert status_of(alone.core).off == {f"{alone.comm:x}": "the experiment does not tune it"}
     assert alone.its.duty == MOST_DUTY
     other = Run(**told).join(name="dp")
     other.epoch()

@@ -15,7 +15,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
-from dynamiccl_ray.actors.overview import answer
+from dynamiccl_ray.actors.overview import answer, status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.actors.runner import Bystander
@@ -132,7 +132,7 @@ class SerialBackend:
                 shuffle_batch_per_epoch=self._config.shuffle_batch_per_epoch,
             )
             self._sync()
-        return self._core.status()
+        return status_of(self._core)
 
     def observed(self) -> list[Epoch]:
         return [self._observed.pop(0) for _ in range(len(self._observed))]
@@ -147,7 +147,7 @@ class SerialBackend:
     def release(self, keep: bool) -> Status:
         self._core.release(keep=keep)
         self._runner.release()
-        return self._core.status()
+        return status_of(self._core)
 
     def ask(self, question: dict[str, Any]) -> dict[str, Any]:
         return self._direct.ask(question)
