@@ -51,6 +51,7 @@ def status_of(coordinator: Coordinator) -> Status:
         in_force={f"{c:x}": len(comm.in_force) for c, comm in comms.items() if comm.members},
         took_s=sum(comm.took_us for comm in comms.values()) / 1e6,
         own_s=sum(comm.own_us for comm in comms.values()) / 1e6,
+        explored_s=loop.budget.cost_us / 1e6,
         own_step_s=own_step_s,
         tuned_step_s=tuned_step_s,
         mode=steering.mode,
@@ -91,6 +92,8 @@ def _communicator(coordinator: Coordinator, comm: Communicator) -> dict[str, Any
         "version": comm.version,
         "off": comm.off,
         "own": action_of(OWN_ACTION).name,
+        "explored": coordinator.loop.budget.share(comm.number, len(comm.keys)),
+        "resting": int(coordinator.loop.resting[comm.rows].sum()),
         "speedup": comm.own_us / comm.took_us if comm.took_us > 0 else None,
         "keys": [_key(coordinator, comm, at) for at in np.argsort(comm.keys).tolist()],
     }

@@ -137,6 +137,8 @@ class Status:
     took_s: float = 0.0
     """Of all collectives whose decision is over, exploration included, and what NCCL's own choice would have taken."""
     own_s: float = 0.0
+    explored_s: float = 0.0
+    """Of that, what exploring took above the best that was known; see ``control/budget.py``."""
     own_step_s: float | None = None
     """Median of the job's steps with NCCL's own choice, and of those that are tuned; None where it reports too few."""
     tuned_step_s: float | None = None

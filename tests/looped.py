@@ -44,10 +44,22 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
     )
 
 
-def loop_of(*parts: Keys, trigger: float = 1e6, guardrail: dict[str, Any] | None = None, **learning: int) -> Loop:
-    """A loop over these keys; 4 samples of the baseline, 3 draws of 2 samples, 2 comparisons of 4."""
+def loop_of(
+    *parts: Keys,
+    trigger: float = 1e6,
+    guardrail: dict[str, Any] | None = None,
+    explore: dict[str, Any] | None = None,
+    **learning: int,
+) -> Loop:
+    """A loop over these keys; 4 samples of the baseline, 3 draws of 2 samples, 2 comparisons of 4. Exploring has no
+    limit unless ``explore`` sets one."""
     of = {"baseline_samples": 4, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4} | learning
-    control = {"learning": of, "trigger": {"arl0": trigger}, "guardrail": guardrail or {}}
+    control = {
+        "learning": of,
+        "trigger": {"arl0": trigger},
+        "guardrail": guardrail or {},
+        "explore": explore or {"max_regret": 1},
+    }
     loop = Loop(Control.model_validate(control))
     for keys in parts:
         loop.grow(keys)

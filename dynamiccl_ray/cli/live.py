@@ -186,7 +186,7 @@ def _last(alarm: dict[str, Any] | None) -> str:
 
 def _communicators(comms: list[dict[str, Any]]) -> Table:
     table = Table()
-    for name in ("communicator", "ranks", "keys by phase", "tuned", "gain", "note"):
+    for name in ("communicator", "ranks", "keys by phase", "tuned", "gain", "exploring", "note"):
         table.add_column(name, overflow="fold")
     for comm in comms:
         phases: dict[str, int] = {}
@@ -200,6 +200,7 @@ def _communicators(comms: list[dict[str, Any]]) -> Table:
             ", ".join(f"{n} {phase}" for phase, n in phases.items()),
             f"{tuned} of {len(comm['keys'])}",
             "" if comm["speedup"] is None else f"{comm['speedup']:.3f}x",
+            f"{comm['explored']:.1%}" + (f", {comm['resting']} keys rest" if comm["resting"] else ""),
             note or ("in band" if comm["in_band"] else ""),
         )
     return table

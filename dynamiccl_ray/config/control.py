@@ -48,9 +48,19 @@ class Guardrail(Section):
     """Collectives before an action can be ruled out."""
 
 
+class Explore(Section):
+    """What exploring may cost a communicator: where it has cost as much, its keys keep what is best for now."""
+
+    max_regret: Annotated[float, Field(gt=0, le=1)] = 0.03
+    """Share of communication time, over a sliding window; 1 is no limit."""
+    window: Count = 1000
+    """Collectives of each key; what a whole window may cost can be spent at its beginning."""
+
+
 class Control(Section):
     """All of it."""
 
     learning: Learning = Learning()
+    explore: Explore = Explore()
     trigger: Trigger = Trigger()
     guardrail: Guardrail = Guardrail()

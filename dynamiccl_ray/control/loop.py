@@ -22,6 +22,7 @@ from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control import check
+from dynamiccl_ray.control.budget import Budget
 from dynamiccl_ray.control.check import Checks
 from dynamiccl_ray.control.columns import (
     NOTHING,
@@ -84,6 +85,7 @@ class Loop:
         self.cusum = Cusum(control.trigger.arl0)
         self.checks = Checks()
         self.offers = Offers()
+        self.budget = Budget(control.explore)
         self.phase = np.zeros(0, np.int64)
         self.wanted = np.zeros(0, np.int64)
         self.decisions = np.zeros(0, np.int64)
@@ -94,6 +96,9 @@ class Loop:
         """(K,) observations since the last one that had a sample of it."""
         self.measured = np.zeros(0, np.int64)
         """(K,) samples ever."""
+        self.resting = np.zeros(0, np.int64)
+        """(K,) 1 where the decision in force is the best that is known because the budget is spent: it counts for no
+        decision of learning."""
         self.late = 0
         """Samples of an action that was not wanted any more: they end no decision, and are not used."""
         self.settled = np.zeros(0, np.int64)
@@ -103,6 +108,8 @@ class Loop:
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
+        # (K,) log time of the best that was known when the decision in force was made; NaN for none.
+        self._best = np.zeros(0)
         self._outcome = no_outcome(0)
         self._pending = NOTHING
 
@@ -122,6 +129,7 @@ class Loop:
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
+        self._best = np.append(self._best, np.full(n, np.nan))
         self._outcome = joined(self._outcome, no_outcome(n))
 
     def keep(self, rows: Bool) -> None:
@@ -131,7 +139,8 @@ class Loop:
         self.cusum.keep(rows)
         self.checks.keep(rows)
         self.offers.keep(rows)
-        for name in (*_COUNTS, "_over"):
+        self.budget.keep(self.keys.group)
+        for name in (*_COUNTS, "_over", "_best"):
             setattr(self, name, getattr(self, name)[rows])
         left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
@@ -181,7 +190,8 @@ class Loop:
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
         learning = self.control.learning
-        takes = np.where(self.decisions <= self.draws(), learning.draw_samples, learning.compare_samples)
+        drawn = (self.decisions <= self.draws()) & (self.resting == 0)
+        takes = np.where(drawn, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, learning.baseline_samples, takes)
         takes = np.where(self.phase == Phase.CHECK, check.SAMPLES, takes)
         takes = np.where(self._over, 0, takes)
@@ -205,8 +215,10 @@ class Loop:
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
         of = Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
-        decided = self.decisions[rows]
-        self.closed = verdicts(of, self.evidence, phase=phase, ordinal=decided, drawn=decided <= self.draws()[rows])
+        decided, resting = self.decisions[rows], self.resting[rows] > 0
+        drawn = (decided <= self.draws()[rows]) & ~resting
+        self.closed = verdicts(of, self.evidence, phase=phase, ordinal=decided, drawn=drawn)
+        self._spend(of, ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting)
         alarm = np.full(len(rows), -1)
         watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
         alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
@@ -224,6 +236,14 @@ class Loop:
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
+
+    def _spend(self, of: Closed, exploring: Bool) -> None:
+        """What decisions took is known, and by how much that is more than the best known action takes."""
+        group = self.keys.group[of.rows]
+        took_us = of.samples * np.exp(of.mean)
+        best_us = of.samples * np.exp(np.where(np.isfinite(self._best[of.rows]), self._best[of.rows], of.mean))
+        cost_us = np.where(exploring, took_us - best_us, 0.0)
+        self.budget.spend(group, of.samples, took_us, cost_us, np.bincount(self.keys.group)[group])
 
     def _watch(self, of: Closed, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
@@ -250,7 +270,7 @@ class Loop:
         return [int(row) for row in rows[~checked]]
 
     def _check(self, rows: Int64) -> None:
-        self.phase[rows] = Phase.CHECK
+        self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         # What contends is compared in the check.
         compared = self.draws()[rows] + self.control.learning.compares
         self.decisions[rows] = np.maximum(self.decisions[rows], compared)
@@ -324,7 +344,7 @@ class Loop:
         self.checks.forget(rows)
         self.phase[rows] = Phase.BASELINE
         self.wanted[rows] = OWN_ACTION
-        self.decisions[rows] = 0
+        self.decisions[rows] = self.resting[rows] = 0
         self.shifts[rows] += 1
         self._over[rows] = False
         self._outcome.known[rows] = False
@@ -345,8 +365,11 @@ class Loop:
         learning, done = self.control.learning, self.decisions[rows]
         contest = self.evidence.contest(rows, allowed.reshape(-1, N_ACTIONS), _OFTEN * learning.draw_samples)
         draws = self.draws()[rows]
-        draw = done < draws
-        comparing = ~draw & (done < draws + learning.compares)
+        self._best[rows] = self.evidence.mean(rows, contest.best)
+        self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
+        rests = self.resting[rows] > 0
+        draw = (done < draws) & ~rests
+        comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
         fixed = np.where(comparing, contest.least, contest.best)
         takes = np.where(draw, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
@@ -383,7 +406,7 @@ class Loop:
         """What has been decided (R,) for some of the keys that are due."""
         self._before[rows] = self.wanted[rows]
         self.wanted[rows] = actions
-        self.decisions[rows] += 1
+        self.decisions[rows] += 1 - self.resting[rows]
         self._over[rows] = False
         self._outcome.known[rows] = False
         learning = self.control.learning
@@ -430,14 +453,14 @@ class Loop:
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint: all but settings and keys."""
-        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over")}
+        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "_best")}
         return {**mine, **{f"{part}.{k}": v for part in _PARTS for k, v in getattr(self, part).state().items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """After ``grow`` by the same keys. What had been measured of open decisions is measured anew, and a key whose
         action may not be chosen any more begins anew.
         """
-        for name in (*_COUNTS, "_over"):
+        for name in (*_COUNTS, "_over", "_best"):
             getattr(self, name)[:] = state[name]
         for part in _PARTS:
             of = f"{part}."
@@ -448,9 +471,9 @@ class Loop:
         self.shift(np.flatnonzero(~valid & (self.wanted != OWN_ACTION)))
 
 
-_PARTS: Final = ("evidence", "cusum", "checks", "offers")
+_PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "settled": OWN_ACTION, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "settled": OWN_ACTION, "resting": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip

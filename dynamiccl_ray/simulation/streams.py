@@ -11,7 +11,7 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import encode_context
 from dynamiccl_ray.agent.reward import Floats, Reward, total
 from dynamiccl_ray.arrays import Bool, Float32, Int64
-from dynamiccl_ray.config.control import Control, Trigger
+from dynamiccl_ray.config.control import Control, Explore, Trigger
 from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Keys, Loop, Measured, salt_of
 from dynamiccl_ray.keys import key_of
@@ -19,8 +19,9 @@ from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.simulation.rewards import StreamRewards
 from dynamiccl_ray.simulation.scenario import Scenario
 
-# Nothing drifts within an episode.
+# Nothing drifts within an episode, and all of it is drawn.
 _NO_ALARMS: Final = Trigger(arl0=1e100)
+_NO_LIMIT: Final = Explore(max_regret=1)
 _AS_GOOD: Final = 0.002
 # A decision is measured by up to so many times the collectives that it takes, by factors of 2: runs differ in how busy
 # they are.
@@ -73,7 +74,9 @@ class Simulation:
         ``reward`` has the weights; None: their defaults.
         """
         learning = control.learning.model_copy(update={"heat": 0.0})
-        self.control: Final = control.model_copy(update={"trigger": _NO_ALARMS, "learning": learning})
+        self.control: Final = control.model_copy(
+            update={"trigger": _NO_ALARMS, "explore": _NO_LIMIT, "learning": learning}
+        )
         self.epochs: Final = min(control.learning.sequence, control.learning.draws)
         self._shifted: Final = shifted
         self._rng: Final = np.random.default_rng(seed)

@@ -119,6 +119,7 @@ def _whole(status: Status, observed: list[Epoch]) -> dict[str, Any]:
     return {
         "took_s": status.took_s,
         "own_s": status.own_s,
+        "explored_s": status.explored_s,
         "speedup": status.own_s / status.took_s if status.took_s > 0 else None,
         "own_step_s": status.own_step_s,
         "tuned_step_s": status.tuned_step_s,
