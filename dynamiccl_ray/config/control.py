@@ -53,7 +53,7 @@ class Explore(Section):
 
     max_regret: Annotated[float, Field(gt=0, le=1)] = 0.03
     """Share of communication time, over a sliding window; 1 is no limit."""
-    window: Count = 1000
+    window: Count = 2000
     """Collectives of each key; what a whole window may cost can be spent at its beginning."""
 
 
