@@ -17,6 +17,7 @@ from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.actors.watchdog import STOPPED_S, Watchdog
 from dynamiccl_ray.control.agreement import Answer, Decision, Store
+from dynamiccl_ray.heap import trim
 
 
 class CoordinatorActor:
@@ -119,6 +120,7 @@ class CoordinatorActor:
 
     async def observed(self) -> list[Epoch]:
         """The epochs closed since the last call, with their samples."""
+        trim()  # asked between two rounds, when no rank waits for this process
         observed, self._observed = self._observed, []
         return observed
 

@@ -65,7 +65,9 @@ METRICS: Final = (
 )
 _EVERY_S: Final = 1.0
 _MOST_SIZES: Final = 200
-"""Sizes of which times are told: each is a time series."""
+"""Sizes of which times are told: each is a time series, which Ray keeps for as long as this process lives."""
+_MOST_COMMS: Final = 200
+"""Communicators of which the speedup is told."""
 
 
 class Metrics:
@@ -80,6 +82,7 @@ class Metrics:
         }
         self._counted: dict[tuple[str, str], float] = {}
         self._sizes: set[tuple[int, int]] = set()
+        self._comms: set[int] = set()
         self._told = -np.inf
 
     def hear(self, epoch: Epoch, comm: Communicator, job: str) -> None:
@@ -116,8 +119,9 @@ class Metrics:
             self._of[name].set(value, {"job_id": job})
         for phase, keys in status.keys.items():
             self._of["dynamiccl_keys"].set(keys, {"job_id": job, "phase": phase})
-        for comm in coordinator.comms.values():
-            if comm.took_us > 0:
+        for comm_id, comm in coordinator.comms.items():
+            if comm.took_us > 0 and (comm_id in self._comms or len(self._comms) < _MOST_COMMS):
+                self._comms.add(comm_id)
                 self._of["dynamiccl_speedup"].set(comm.own_us / comm.took_us, _labels(comm, job))
 
     def _count(self, name: str, value: float, labels: dict[str, str]) -> None:

@@ -41,6 +41,7 @@ from dynamiccl_ray.config.experiment import Online
 from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
+from dynamiccl_ray.heap import trim
 from dynamiccl_ray.plugin_bridge.layout import Prepared
 
 log = logging.getLogger("dynamiccl.runner")
@@ -185,11 +186,14 @@ class RankRunner(PolicyRunner):
 
     def _renew(self) -> None:
         """Serves what has come and lets go of what is gone, after the last report of it."""
+        changed = self._serving.changed
         self._serving.renew()
         for of_comms in (self._matching, self._collected, self._version, self._staged, self._offered):
             for comm in of_comms.keys() - set(self._serving.comms):
                 del of_comms[comm]
         self._streams.keep(self._serving.comms)
+        if changed:
+            trim()
 
     def _join(self) -> EpochContext:
         """Shows the coordinator how the ranks stand, under the term that it has by then."""

@@ -30,7 +30,7 @@ class Serving:
         self.dead: Final[set[tuple[int, int]]] = set()
         """Communicators and ranks that are no more; for who tells of them to take out."""
         self._by_comm: dict[int, list[Rank]] = {}
-        # What the dead have left behind.
+        # Names of segments that the dead have left behind, and of those that were said to be none of ours.
         self._left: Final[set[str]] = set()
         self._told: Final[set[str]] = set()
 
@@ -51,6 +51,8 @@ class Serving:
         """Claims what nobody serves, up to this runner's share; ``orphan`` is called with what it leaves to others.
         Whether there is something to ``renew``."""
         paths = sorted(segments(self._job))
+        for of in (self._left, self._told):
+            of.intersection_update({path.name for path in paths})
         living = {pid for pid, path in {segment_pid(path): path for path in paths}.items() if owner_lives(path)}
         # Processes come and go, so that a share is of those that are here now.
         room = -(-len(living) // self._on_node)
@@ -67,8 +69,8 @@ class Serving:
                 others.add(pid)
                 continue
             except ChannelError as e:
-                if str(e) not in self._told:
-                    self._told.add(str(e))
+                if path.name not in self._told:
+                    self._told.add(path.name)
                     log.warning("not served: %s", e)
                 continue
             identity = channel.identity

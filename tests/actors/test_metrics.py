@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 from attached import training
+from driven import Run
 from small import small_experiment
 
+from dynamiccl_ray.actors import metrics
 from dynamiccl_ray.actors.metrics import METRICS, bus_factor, series, size_range
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.trainers.online.run import run_online
@@ -56,6 +58,36 @@ def test_dashboard_and_alerts_name_what_is_exported(file: str) -> None:
 def test_the_docs_have_every_series() -> None:
     said = (DATA.parents[2] / "docs" / "metrics.md").read_text()
     assert [m["name"] for m in series() if f"| `{m['name']}` |" not in said or m["help"] not in said] == []
+
+
+def test_so_many_communicators_are_told_of_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray keeps every series for as long as the coordinator lives."""
+    told: list[tuple[str, str]] = []
+
+    class Instrument:
+        def __init__(self, name: str, **_: Any) -> None:
+            self._name = name
+
+        def set(self, value: float, labels: dict[str, str]) -> None:
+            told.append((self._name, labels.get("comm_name", "")))
+
+        inc = set
+
+    for kind in ("Gauge", "Counter"):
+        monkeypatch.setattr(f"ray.util.metrics.{kind}", Instrument)
+    monkeypatch.setattr(metrics, "_MOST_COMMS", 3)
+    monkeypatch.setattr(metrics, "_EVERY_S", 0.0)
+    telling, run = metrics.Metrics(), Run()
+    for number in range(6):
+        run.comm = 0x1000 + number
+        run.join()
+        run.core.comms[run.comm].took_us = 1.0
+        telling.tell(run.core)
+        for rank, runner in enumerate("ab"):
+            run.core.join(runner, [], frozenset({(run.comm, rank)}))
+        run.core.close_epoch()
+    names = {comm for name, comm in told if name == "dynamiccl_speedup"}
+    assert names == {f"{0x1000 + number:016x}" for number in range(3)}
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="apt-get install prometheus")

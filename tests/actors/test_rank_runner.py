@@ -18,6 +18,7 @@ from dynamiccl_ray.actors.rank_runner import LEAST_MARGIN, LOOK_AFTER_S, MOST_AH
 from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
+from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments, shm_dir
 from dynamiccl_ray.trainers.online.learning import ppo_config
 
 COMM, OTHER = 0xA1, 0xB2
@@ -183,6 +184,19 @@ def test_ranks_that_are_gone_are_let_go_of(place: Place) -> None:
     kept.open(OTHER, 8, 0)
     look(runner)
     assert served(runner) == [(COMM, 0), (OTHER, 0)]
+
+
+def test_segments_that_are_removed_leave_nothing_behind(place: Place, job: str) -> None:
+    place.process(0, COMM).kill()
+    damaged = shm_dir() / f"dynamiccl-{job}-{2**22 + 1}-0"
+    damaged.write_bytes(bytes(100))
+    serving: Any = place.runner()._serving
+    assert (serving._left, serving._told) != (set(), set())
+    damaged.unlink()
+    remove_stale(job)
+    assert not list(segments(job))
+    serving.look()
+    assert (serving._left, serving._told) == (set(), set())
 
 
 # ---- what it asks and tells ----

@@ -10,15 +10,20 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Use:
     rss_mib: float
+    own_mib: float
+    """Of that, what only this process has: without files and what it shares with others, as Ray's object store."""
     files: int
+
+
+_KIB = ("VmRSS", "RssAnon")
 
 
 def use_of(pid: int) -> Use | None:
     """None where it is gone."""
     with contextlib.suppress(OSError, ValueError, StopIteration):
         status = Path(f"/proc/{pid}/status").read_text()
-        rss_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-        return Use(rss_kib / 1024, len(list(Path(f"/proc/{pid}/fd").iterdir())))
+        kib = {name: next(int(s.split()[1]) for s in status.splitlines() if s.startswith(name)) for name in _KIB}
+        return Use(*(of / 1024 for of in kib.values()), len(list(Path(f"/proc/{pid}/fd").iterdir())))
     return None
 
 

@@ -22,6 +22,7 @@ from dynamiccl_ray.actors.runner import Bystander
 from dynamiccl_ray.actors.status import Epoch, Status
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.heap import trim
 from dynamiccl_ray.plugin_bridge.segments import jobs_here, look_for, segments
 from dynamiccl_ray.trainers.common.cluster import require_room, start_ray
 from dynamiccl_ray.trainers.online.learning import ppo_config
@@ -245,6 +246,7 @@ class RayBackend:
         return self._status
 
     def observed(self) -> list[Epoch]:
+        trim()  # what the last ones took
         observed: list[Epoch] = self._ray.get(self._coordinator.observed.remote())
         return observed
 

@@ -38,10 +38,22 @@ class Recent:
 
     def add(self, epoch: Epoch) -> None:
         if len(epoch.samples) or len(epoch.judged):
-            self.epochs.append(epoch)
+            self.epochs.append(_copy(epoch))
             self._bytes += _size(epoch)
         while self._bytes > MOST_BYTES:
             self._bytes -= _size(self.epochs.popleft())
+
+
+def _copy(epoch: Epoch) -> Epoch:
+    """Ray delivers arrays as views of its object store. Those that are kept would keep the whole message there, and
+    each process of the run that maps the store would grow by it."""
+    return replace(
+        epoch,
+        samples=epoch.samples.copy(),
+        judged=epoch.judged.copy(),
+        terms={name: of.copy() for name, of in epoch.terms.items()},
+        decisions=epoch.decisions.copy(),
+    )
 
 
 def _size(epoch: Epoch) -> int:

@@ -7,7 +7,9 @@ import logging
 import os
 import resource
 import signal
+import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,18 @@ def test_what_the_summary_looks_back_on_is_bounded(monkeypatch: pytest.MonkeyPat
     object.__setattr__(nothing, "judged", np.zeros(0, np.int64))
     recent.add(nothing)
     assert len(recent.epochs) == before
+
+
+def test_what_the_summary_looks_back_on_holds_no_message() -> None:
+    """What Ray delivers is a view of its object store, which every process of a run maps."""
+    message = np.zeros(1000, SAMPLE_DTYPE)
+    said = weakref.ref(message)
+    recent = summary.Recent()
+    views = {"samples": message[:5], "decisions": message[:0].view(), "judged": message["bytes"][:1].view(np.int64)}
+    recent.add(replace(epoch(0), **views, terms={PRIMARY: message["skew"][:1]}))
+    del message, views
+    assert said() is None
+    assert len(recent.epochs[0].samples) == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
