@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, observ
 from dynamiccl_ray.actions import N_CHUNKS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Due, Loop, Phase
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
 
@@ -284,3 +285,19 @@ def test_the_best_of_what_was_measured_is_not_chosen_once_it_is_forbidden() -> N
     observed(loop, [0] * 4, 2.9)
     decided(loop)
     assert loop.wanted[0] == OWN_ACTION
+
+
+@pytest.mark.parametrize("of", ["prior", "earlier"])
+def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str) -> None:
+    keys = some_keys(2)
+    expected = nothing_expected(2)
+    expected[0, 2] = 1.0
+    loop = loop_of(replace(keys, **{of: expected}), draws=8, draw_samples=1)
+    observed(loop, [0, 1] * 4, 3.0)
+    drawable = []
+    for _ in range(8):
+        due = loop.due()
+        drawable.append(part(due.observation, "valid_channels")[:, 2].any(-1).tolist())
+        loop.decide(due.row, np.full(2, pair(1)))
+        observed(loop, [0, 1], 3.0)
+    assert drawable == [[False, True]] * 6 + [[True, True]] * 2
