@@ -38,6 +38,8 @@ PIECES: dict[str, tuple[dict[str, Any], dict[str, float]]] = {
     "four collectives a draw": ({"learning": {"draw_samples": 4}}, {}),
     "a quarter of the comparing": ({"learning": {"compares": 6}}, {}),
     "twice the comparing": ({"learning": {"compares": 48}}, {}),
+    "nothing is ruled out by a prior": ({}, {"_TRUSTED": 0.0}),
+    "no budget": ({"explore": {"max_regret": 1.0}}, {}),
     "no guardrail": ({"guardrail": {"samples": 10**6}}, {}),
     "no trigger": ({"trigger": {"arl0": 1e100}}, {}),
     "no clipping of outliers": ({}, {"_OUTLIER": np.inf}),
