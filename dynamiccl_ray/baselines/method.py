@@ -57,8 +57,8 @@ def sweep(scenario: Scenario, rng: np.random.Generator, candidates: Bool) -> tup
     """
     tried = scenario.valid & candidates
     key, action = np.nonzero(tried)
-    factors = noise(rng, (SWEEP_REPEATS, len(key)), scenario.sigma[key], scenario.tail, scenario.wander)
-    samples = scenario.flat_us[0, key, action] * factors
+    drawn = noise(rng, (SWEEP_REPEATS, len(key)), scenario.tail, scenario.wander)
+    samples = scenario.flat_us[0, key, action] * drawn.factors(scenario.sigma[key, action])
     found = np.full((len(scenario.nbytes), N_ACTIONS), np.inf)
     found[key, action] = np.median(samples, 0)
     return found, float(samples.sum())

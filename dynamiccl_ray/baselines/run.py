@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamiccl_ray.actions import action_of
+from dynamiccl_ray.actions import OWN_ACTION, action_of
 from dynamiccl_ray.baselines.method import Factory, Float64, Int64
-from dynamiccl_ray.fabric.dynamics import noise
+from dynamiccl_ray.fabric.dynamics import Noise, noise
 from dynamiccl_ray.keys import bytes_name
 from dynamiccl_ray.simulation.scenario import Scenario
 
@@ -27,8 +27,8 @@ class Trace:
     seed: int
     actions: NDArray[np.int16]
     """(S, K) flat."""
-    factors: NDArray[np.float32]
-    """(S, K) noise: the same for every method that ran on the scenario with this seed."""
+    noise: Noise
+    """Of (S, K): the same for every method that ran on the scenario with this seed."""
     offline_us: float
     """Spent before the first step."""
 
@@ -46,17 +46,20 @@ class Trace:
     @property
     def time_us(self) -> Float64:
         """(S, K) as observed."""
-        return self.clean_us * self.factors
+        return self.clean_us * self._factors(self.actions.astype(np.int64))
 
     @property
     def default_us(self) -> Float64:
         """(S, K) what NCCL's own choice would have taken under the same noise."""
-        return self.scenario.default_us[self.phases].astype(np.float64) * self.factors
+        own = np.full(self.actions.shape[1], OWN_ACTION)
+        return self.scenario.default_us[self.phases].astype(np.float64) * self._factors(own)
 
     @property
     def oracle_us(self) -> Float64:
         """(S, K) what the best action would have taken under the same noise."""
-        return self.scenario.oracle_us[self.phases].astype(np.float64) * self.factors
+        return self.scenario.oracle_us[self.phases].astype(np.float64) * self._factors(
+            self.scenario.oracle[self.phases]
+        )
 
     @cached_property
     def regret_us(self) -> Float64:
@@ -68,6 +71,9 @@ class Trace:
         """(S,) what was spent before the job included."""
         return self.offline_us + np.cumsum(self.regret_us)
 
+    def _factors(self, actions: Int64) -> Float64:
+        return self.noise.factors(self.scenario.sigma[np.arange(actions.shape[-1]), actions])
+
 
 def run(scenario: Scenario, factory: Factory, steps: int, seed: int) -> Trace:
     """Plays ``steps`` collectives of each key. Runs on one scenario with the same seed meet the same noise, whatever
@@ -77,8 +83,7 @@ def run(scenario: Scenario, factory: Factory, steps: int, seed: int) -> Trace:
     """
     keys = np.arange(len(scenario.nbytes))
     rng = np.random.default_rng((seed, _NOISE, scenario.stamp))
-    drawn = noise(rng, (steps, len(keys)), scenario.sigma, scenario.tail, scenario.wander)
-    factors = drawn.astype(np.float32)
+    drawn = noise(rng, (steps, len(keys)), scenario.tail, scenario.wander)
     method = factory(scenario, np.random.default_rng((seed, _METHOD)))
     actions = np.zeros((steps, len(keys)), np.int16)
     phases = scenario.phase_at(np.arange(steps))
@@ -92,5 +97,6 @@ def run(scenario: Scenario, factory: Factory, steps: int, seed: int) -> Trace:
                 f"({bytes_name(int(scenario.nbytes[k]))}), which is masked; choose where scenario.valid is true"
             )
         actions[step] = chosen
-        method.observe(chosen, scenario.flat_us[phases[step], keys, chosen].astype(np.float64) * factors[step])
-    return Trace(scenario=scenario, seed=seed, actions=actions, factors=factors, offline_us=method.offline_us)
+        factors = drawn.at(step).factors(scenario.sigma[keys, chosen])
+        method.observe(chosen, scenario.flat_us[phases[step], keys, chosen].astype(np.float64) * factors)
+    return Trace(scenario=scenario, seed=seed, actions=actions, noise=drawn, offline_us=method.offline_us)

@@ -6,6 +6,7 @@ stream. All processes are off by default and independent of each other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -133,28 +134,42 @@ class Dynamics(Section):
         return gaps == [None] * len(gaps) and self.other_job.period is None and self.tail.probability == 0
 
 
-def noise(
-    rng: np.random.Generator,
-    shape: tuple[int, int],
-    sigma: float | Float64,
-    tail: Tail,
-    wander: Wander | None = None,
-) -> Float64:
-    """Factors on times of (steps, keys): log-normal with a Pareto tail, and what they have in common. ``sigma`` is
-    of the logs, one number or one of each key.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Noise:
+    """What has been drawn, whatever varies by it."""
 
-    The median is 1 where nothing wanders: only draws above it are ever stretched, so it stays where it is.
+    normal: Float64
+    """(steps, keys) of unit deviation: log-normal noise, before its own deviation is known."""
+    shared: Float64
+    """(steps, 1) of the logs of all keys."""
+    stretched: Float64
+    """(steps, keys) factors whatever the deviation is."""
+
+    def at(self, step: int) -> Noise:
+        """Of one step, without that axis."""
+        return Noise(normal=self.normal[step], shared=self.shared[step], stretched=self.stretched[step])
+
+    def factors(self, sigma: float | Float64) -> Float64:
+        """(steps, keys) on times whose logs have these deviations, that broadcast to it."""
+        return np.asarray(np.exp(sigma * self.normal + self.shared) * self.stretched)
+
+
+def noise(rng: np.random.Generator, shape: tuple[int, int], tail: Tail, wander: Wander | None = None) -> Noise:
+    """Of (steps, keys): log-normal with a Pareto tail, and what they have in common.
+
+    The median of the factors is 1 where nothing wanders: only draws above it are ever stretched, so it stays where it
+    is.
     """
     normal = rng.standard_normal(shape)
     rare = (rng.random(shape) < 2 * tail.probability) & (normal > 0)
     stretched = np.where(rare, (1 - rng.random(shape)) ** (-1 / tail.index), 1.0)
     if wander is None:
-        return np.asarray(np.exp(sigma * normal) * stretched)
+        return Noise(normal=normal, shared=np.zeros((shape[0], 1)), stretched=stretched)
     normal = _autoregression(normal, wander.correlation)
     shared = np.cumsum(rng.standard_normal(shape[0])) * wander.drift / np.sqrt(1000)
     shared += np.log(wander.bursts.factor) * _spells(rng, shape[0], wander.bursts)
     slow = np.where(rng.random(shape) < wander.slow, wander.slow_factor, 1.0)
-    return np.asarray(np.exp(sigma * normal + shared[:, None]) * slow * stretched)
+    return Noise(normal=normal, shared=shared[:, None], stretched=slow * stretched)
 
 
 def _autoregression(normal: Float64, phi: float) -> Float64:

@@ -54,7 +54,7 @@ class Scenario:
     own_pair: Int64
     """(K,) the pair that NCCL chooses on its own; ``OWN_PAIR`` where that is not known."""
     sigma: NDArray[np.float64]
-    """(K,) standard deviation of the log time; one number is for all keys."""
+    """(K, N_ACTIONS) standard deviation of the log time; (K, 1) or one number where actions do not differ."""
     tail: Tail = field(default_factory=Tail)
     wander: Wander | None = None
     """What noise has in common with the noise before it; None for nothing."""
@@ -68,7 +68,8 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Raise ValueError for phases that do not start at 0 and ascend, or without a time of NCCL's own choice."""
-        object.__setattr__(self, "sigma", np.broadcast_to(np.asarray(self.sigma, np.float64), self.nbytes.shape))
+        shape = (len(self.nbytes), N_ACTIONS)
+        object.__setattr__(self, "sigma", np.broadcast_to(np.asarray(self.sigma, np.float64), shape))
         starts = self.starts.tolist()
         if starts[:1] != [0] or sorted(set(starts)) != starts or len(starts) != len(self.times_us):
             raise ValueError(f"starts are {starts}; give one step for each of {len(self.times_us)} phases, 0 first")
@@ -133,7 +134,7 @@ def modelled(
     about: Mapping[str, Any] | None = None,
     prior: Floats | None = None,
 ) -> Scenario:
-    """K keys (``collective``, ``nbytes`` and ``weight`` broadcast to (K,)) on a modelled cluster.
+    """K keys (``collective``, ``nbytes``, ``weight`` and ``sigma`` broadcast to (K,)) on a modelled cluster.
 
     What has a time is as in ``action_times_us``. ``about`` has the other blocks of the context (``workload``,
     ``scheduler``, ``llm``), ``prior`` is as in ``Scenario``. Raises what ``Physics`` does.
@@ -156,7 +157,7 @@ def modelled(
         times_us=times,
         cost=_cost(belief, collectives, sizes, times),
         own_pair=1 + N_PROTOCOLS * choice.algorithm + choice.protocol,
-        sigma=np.asarray(sigma, np.float64),
+        sigma=np.broadcast_to(np.asarray(sigma, np.float64), sizes.shape)[:, None],
         tail=tail or Tail(),
         sm_share=_sm_share(cluster, belief, collectives, sizes),
         prior=prior,
@@ -174,7 +175,7 @@ def measured(
 ) -> Scenario:
     """Sizes (K,) of one collective on measured surfaces; NCCL's own chunk only, one phase for each of the fabric's.
 
-    A key's noise is the median over what was measured of it. Raises what ``PhasedSurface.tables`` does.
+    Every action has its own noise, that of the first phase. Raises what ``PhasedSurface.tables`` does.
     """
     sizes = np.asarray(nbytes, np.int64)
     time_us, sigma = fabric.tables(sizes)
@@ -198,7 +199,7 @@ def measured(
         times_us=times,
         cost=cost,
         own_pair=own_pair,
-        sigma=np.nanmedian(sigma, (0, 2, 3)),
+        sigma=np.repeat(np.nan_to_num(sigma[0]).reshape(len(sizes), -1), N_CHUNKS, -1),
         prior=prior,
     )
 

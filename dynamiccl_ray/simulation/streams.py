@@ -151,8 +151,8 @@ class Simulation:
     def _observe(self, rows: Int64, samples: int) -> None:
         """So many collectives of some streams, under what is wanted."""
         row = np.tile(rows, samples)
-        noise = self._rng.standard_normal(len(row)) * self._sigma[row]
         action = self.loop.wanted[row]
+        noise = self._rng.standard_normal(len(row)) * self._sigma[row, action]
         log_us = self._log_us[(self._first + self._phase)[row], action] + noise
         self.loop.observe(Measured(row=row, action=action, log_us=log_us, skew=np.zeros(len(row))))
 
@@ -178,7 +178,7 @@ class Simulation:
 
     def _book(self, rows: Int64, actions: Int64, samples: int) -> None:
         """A decision that was taken before the episode."""
-        sigma = self._sigma[rows]
+        sigma = self._sigma[rows, actions]
         mean = self._log_us[(self._first + self._phase)[rows], actions]
         mean = mean + self._rng.standard_normal(len(rows)) * sigma / np.sqrt(samples)
         # A chi-square, of no freedom for one sample.

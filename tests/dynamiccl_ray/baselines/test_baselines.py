@@ -127,7 +127,7 @@ def test_a_seed_gives_the_same_run_and_every_method_the_same_noise() -> None:
     traces = {name: run(scenario, factory, 80, 3) for name, factory in BASELINES.items()}
     for name, factory in BASELINES.items():
         assert np.array_equal(run(scenario, factory, 80, 3).actions, traces[name].actions)
-        assert np.array_equal(traces[name].factors, traces["nccl"].factors)
+        assert np.array_equal(traces[name].noise.normal, traces["nccl"].noise.normal)
     other = run(scenario, Bandit, 80, 4)
-    assert not np.array_equal(other.factors, traces["bandit"].factors)
+    assert not np.array_equal(other.noise.normal, traces["bandit"].noise.normal)
     assert not np.array_equal(other.actions, traces["bandit"].actions)

@@ -174,17 +174,17 @@ def test_degraded_links_and_flows_combine() -> None:
 @pytest.mark.parametrize("probability", [0.0, 0.02, 0.3])
 def test_noise_keeps_its_median_and_has_its_tail(probability: float) -> None:
     sigma, tail = 0.05, Tail(probability=probability, index=1.5)
-    factors = noise(np.random.default_rng(0), (400, 1000), sigma, tail)
+    factors = noise(np.random.default_rng(0), (400, 1000), tail).factors(sigma)
     assert (factors > 0).all()
     assert np.median(factors) == pytest.approx(1, abs=5e-4)
     assert np.std(np.log(factors[factors < 1])) == pytest.approx(sigma * np.sqrt(1 - 2 / np.pi), rel=0.02)
     far = (factors > 4).mean()
     assert far == pytest.approx(probability * 4**-1.5, rel=0.1, abs=1e-9)
-    assert np.array_equal(factors, noise(np.random.default_rng(0), (400, 1000), sigma, tail))
+    assert np.array_equal(factors, noise(np.random.default_rng(0), (400, 1000), tail).factors(sigma))
 
 
 def _log_noise(wander: Wander, sigma: float = 0.05, steps: int = 20_000) -> np.ndarray:
-    return np.log(noise(np.random.default_rng(5), (steps, 8), sigma, Tail(), wander))
+    return np.log(noise(np.random.default_rng(5), (steps, 8), Tail(), wander).factors(sigma))
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
