@@ -254,15 +254,35 @@ class Evidence:
     def may_be_best(self, rows: Int64, allowed: Bool, said: Estimates) -> Bool:
         """(R, N_PAIRS, N_CHANNELS) of what is ``allowed``, what is not behind what is known well with confidence, by
         all that is ``said`` (``estimates``) of both. Only a prior of a key, the model's or earlier runs', rules
-        anything out: hints from before a shift do not.
+        anything out: hints from before a shift do not. Where the best that is known well is ahead of NCCL's own choice
+        by far more than the priors say, it is that choice that is off, and what they say relative to it: there, what
+        they put before that best may be better still.
         """
         best = allowed.copy()
         of = np.isfinite(self._prior[rows]).any((1, 2)) | np.isfinite(self._earlier[rows]).any((1, 2))
         if of.any():
             time, sure = (x[of] for x in said[0])
-            known = np.where(allowed[of] & (deviation(sure) <= _KNOWN_WELL), time, np.inf).min((1, 2), initial=0.0)
-            best[of] &= time - _BEHIND * deviation(sure) <= known[:, None, None]
+            known = np.where(allowed[of] & (deviation(sure) <= _KNOWN_WELL), time, np.inf)
+            known[:, OWN_PAIR, 0] = 0.0
+            least = known.reshape(len(known), -1).argmin(-1)[:, None]
+            near = time - _BEHIND * deviation(sure) <= known.min((1, 2), keepdims=True)
+            expected, error = self._expected(rows[of])
+            of_least = np.take_along_axis(expected.reshape(len(known), -1), least, -1)[..., None]
+            own_is_off = of_least - known.min((1, 2), keepdims=True) > _BEHIND * error
+            best[of] &= near | (own_is_off & (expected < of_least))
         return np.asarray(best)
+
+    def _expected(self, rows: Int64) -> tuple[Float32, Float32]:
+        """(R, N_PAIRS, N_CHANNELS) log time ratios by the priors alone, NaN where none says anything, and their
+        standard deviation."""
+        total, precision = np.zeros((2, len(rows), N_PAIRS, N_CHANNELS), np.float32)
+        for prior, error in self._priors(rows):
+            of = prior[..., :N_CHANNELS]
+            weight = np.isfinite(of) / (error**2)[:, None, None]
+            total += weight * np.nan_to_num(of)
+            precision += weight
+        precision[precision == 0] = np.nan
+        return total / precision, 1 / np.sqrt(precision)
 
     def pairs_tried(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""
