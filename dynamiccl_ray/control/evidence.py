@@ -282,7 +282,7 @@ class Evidence:
             total += weight * np.nan_to_num(of)
             precision += weight
         precision[precision == 0] = np.nan
-        return total / precision, 1 / np.sqrt(precision)
+        return np.asarray(total / precision, np.float32), np.asarray(1 / np.sqrt(precision), np.float32)
 
     def pairs_tried(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""
