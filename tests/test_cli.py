@@ -7,12 +7,14 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from dynamiccl_ray.cli.output import directory_for
 from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.static.blocks import entry_text, read_blocks
 
@@ -191,3 +193,14 @@ sys.exit(7)
     began = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7
     assert time.monotonic() - began < 30
+
+
+def test_runs_of_one_name_that_begin_together_have_a_directory_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: directory_for(None, "run"), range(24)))
+    assert len(set(made)) == 24
+    assert all(of.is_dir() and of.name.startswith("run-") for of in made)
+    assert directory_for(made[0], "run") == made[0], "one that is named may be there"

@@ -49,19 +49,34 @@ def stdout() -> Console:
 
 
 def directory_for(out: Path | None, name: str) -> Path:
-    """Where results go, made: ``out``, or runs/NAME-TIME. Raises ConfigError where it cannot be written.
+    """Where results go, made: ``out``, or a runs/NAME-TIME that nobody else has. Raises ConfigError where it cannot be
+    written.
 
     Ray deletes the working directory of a submitted job: there, the home directory has runs.
     """
-    here = Path.home() if _is_rays(Path.cwd()) else Path()
-    directory = out or here / "runs" / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    directory = out or (Path.home() if _is_rays(Path.cwd()) else Path()) / "runs"
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if out is None:
+            directory = _new(directory, f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as e:
         raise ConfigError(f"--out {short(str(directory))}: cannot write there: {e.strerror}; name another") from None
     return directory
+
+
+def _new(parent: Path, name: str) -> Path:
+    """A directory of this name, or of this name and a number: several runs may begin in one second."""
+    directory, number = parent / name, 1
+    while True:
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            number += 1
+            directory = parent / f"{name}-{number}"
+        else:
+            return directory
 
 
 def _is_rays(directory: Path) -> bool:
