@@ -31,7 +31,10 @@ def experiment(job: str, seed: int) -> dict[str, object]:
         "seed": seed,
         "fabric": {"kind": "nccl", "intra": "pcie", "inter": "tcp"},
         "actions": {"channels": [0, 1, 2, 4]},
-        "control": {"learning": {"baseline_samples": 2, "draws": 100_000, "draw_samples": 1}},
+        "control": {
+            "learning": {"baseline_samples": 2, "draws": 100_000, "draw_samples": 1},
+            "explore": {"max_regret": 1},
+        },
         "epochs": {"per_round": 16, "most_s": 5.0},
         "ppo": {"epochs": 1},
         "ray": {"runners_per_node": 2},
