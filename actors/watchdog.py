@@ -1,4 +1,4 @@
-"""Ends this process where it stops on the way to a decision: training processes may be waiting for it.
+"""Ends a process where it stops on the way to a decision: training processes may be waiting for it.
 
 A process that is killed gives its claims back, and another takes over; one that is stopped or hangs keeps them. So each
 process of the control plane that takes part in agreement has a child that watches it while ranks may wait, and kills
@@ -6,6 +6,9 @@ it when it has been silent for too long.
 
 Outside of an agreement no rank waits, but other actors do. There a thread says that the process runs at all, and the
 child is more patient: a process that is stopped is killed, one that is busy is not.
+
+Where the child itself had no time, neither had anybody: a virtual machine that is moved stands still for seconds. That
+time does not count.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ from collections.abc import Iterator
 _ARM, _DISARM, _RUNNING = b"a", b"d", b"r"
 _NEVER = float("inf")
 
+_LOOK_S = 0.25
+"""The child looks at the clock so often, so that it knows when it had no time itself."""
 STOPPED_S = 10.0
 """How long an actor may be stopped where no rank waits: the others hear nothing of it meanwhile."""
 
@@ -98,15 +103,19 @@ def _watch(pid: int, limit_s: float, stopped_s: float) -> None:
     # Until when it has to say that it is alive, and, once it has said so for the first time, that it runs.
     armed_until = runs_until = _NEVER
     while True:
-        until = min(armed_until, runs_until)
-        ready, _, _ = select.select([0], [], [], None if until == _NEVER else max(0.0, until - time.monotonic()))
+        until, began = min(armed_until, runs_until), time.monotonic()
+        ready, _, _ = select.select([0], [], [], None if until == _NEVER else min(_LOOK_S, max(0.0, until - began)))
+        now = time.monotonic()
         if not ready:
-            signal.pidfd_send_signal(watched, signal.SIGKILL)
-            return
+            if now - began > 2 * _LOOK_S:
+                armed_until, runs_until = armed_until + now - began, runs_until + now - began
+            elif now >= until:
+                signal.pidfd_send_signal(watched, signal.SIGKILL)
+                return
+            continue
         said = os.read(0, 4096)
         if not said:
             return
-        now = time.monotonic()
         if last := said.replace(_RUNNING, b"")[-1:]:
             armed_until = now + limit_s if last == _ARM else _NEVER
         runs_until = now + stopped_s

@@ -111,6 +111,20 @@ def test_a_killed_runner_comes_back_and_takes_its_ranks_again(rigs: Any) -> None
     assert rig.finish() == 0
 
 
+def test_all_actors_that_are_killed_at_once_come_back(rigs: Any) -> None:
+    rig = rigs()
+    rig.until("s['switches'] >= 10")
+    before = rig.job.progress().min()
+    coordinator = ray.get(rig.backend._coordinator.__ray_call__.remote(pid_of))
+    for pid in (coordinator, *rig.pids_of_runners()):
+        os.kill(pid, signal.SIGKILL)
+    rig.until("len(s['runners']) == 2 and s['ranks'] == 4")
+    assert rig.job.progress().min() > before, "training stood still"
+    switches = rig.status["switches"]
+    rig.until(f"s['switches'] >= {switches + 10}")
+    assert rig.finish() == 0
+
+
 @pytest.mark.slow
 def test_a_runner_that_stops_while_no_rank_waits_holds_up_nobody_for_long(rigs: Any) -> None:
     """The driver waits for all runners at the end of a round, and the stopped one keeps its claims."""

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from dynamiccl_ray.actors.watchdog import _watch
+
 _CODE = """
 import sys, time
 from dynamiccl_ray.actors.watchdog import Watchdog
@@ -63,6 +65,37 @@ def test_stopped_while_nobody_waits_for_its_ranks() -> None:
 def test_silent_while_armed_though_it_runs() -> None:
     process, _ = _start("watchdog.beat()", stopped=", stopped_s=0.5")
     assert process.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("heard", "killed"),
+    [
+        ([(0.0, b"a"), *[(0.25, None)] * 2], True),
+        # A virtual machine that is moved: its clock goes on, and nobody in it has any time.
+        ([(0.0, b"a"), (10.0, None), (0.2, b"a")], False),
+        ([(0.0, b"ar"), (0.2, b"d"), (10.0, None), (0.2, b"r")], False),
+        ([(0.0, b"a"), (10.0, None), *[(0.25, None)] * 2], True),
+        ([(0.0, b"r"), *[(0.25, None)] * 4], True),
+    ],
+)
+def test_time_in_which_it_had_none_itself_does_not_count(
+    monkeypatch: pytest.MonkeyPatch, heard: list[tuple[float, bytes | None]], killed: bool
+) -> None:
+    """What the child hears, and how long each takes; armed it waits for 0.5 s, and for 1 s otherwise."""
+    now, said, kills = [100.0], [b""], []
+
+    def select(*_: object) -> tuple[list[int], list[int], list[int]]:
+        took, what = heard.pop(0) if heard else (0.0, b"")
+        now[0] += took
+        said[0] = what or b""
+        return ([] if what is None else [0]), [], []
+
+    monkeypatch.setattr("select.select", select)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("os.read", lambda *_: said[0])
+    monkeypatch.setattr("signal.pidfd_send_signal", lambda _, number: kills.append(number))
+    _watch(os.getppid(), 0.5, 1.0)
+    assert kills == [signal.SIGKILL] * killed
 
 
 def test_busy_while_nobody_waits_for_its_ranks() -> None:

@@ -14,8 +14,18 @@ from accounting import Span
 from plane import Planes
 from watching import Watcher
 
-PARTS = {"runner": 14, "coordinator": 10, "watchdog": 3, "driver": 1, "raylet": 1, "gcs": 1, "everything": 1}
-"""How often each is chosen."""
+PARTS = {
+    "runner": 14,
+    "coordinator": 10,
+    "actors": 3,
+    "watchdog": 3,
+    "driver": 1,
+    "raylet": 1,
+    "gcs": 1,
+    "everything": 1,
+}
+"""How often each is chosen. The actors are the coordinator and all runners."""
+_ACTORS = ("coordinator", "runner")
 MOMENTS = {"at random": 2, "PREPARE": 3, "COMMIT": 3}
 QUIET_S = 20.0
 """No switch for so long, and nobody of ours stopped: whoever looks after the job starts the control plane anew."""
@@ -109,6 +119,8 @@ class Attacker:
 
     def attack(self) -> None:
         parts = self.planes.parts()
+        if all(part in parts for part in _ACTORS):
+            parts["actors"] = [pid for part in _ACTORS for pid in parts[part]]
         there = [part for part in PARTS if part in parts or (part == "everything" and parts)]
         if not there:
             return

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import sys
 import tempfile
 import time
 import uuid
@@ -78,7 +79,8 @@ class Jobs:
         while not done():
             job.check()
             if not self._planes.up:
-                raise SystemExit("the control plane has ended")
+                print(f"the control plane has ended:\n{self._planes.last_words()}", file=sys.stderr, flush=True)
+                raise SystemExit(1)
             time.sleep(POLL_S)
 
     def close(self) -> None:

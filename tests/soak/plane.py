@@ -108,6 +108,10 @@ class Planes:
             found.setdefault(title, []).append(pid)
         return found
 
+    def last_words(self) -> str:
+        """What the newest driver said in the end."""
+        return (self._directory / f"run{len(self.runs) - 1}.txt").read_text(errors="replace")[-500:]
+
     def kill(self) -> None:
         """All of it, and what earlier ones left, until nothing is there any more."""
         deadline = time.monotonic() + 30

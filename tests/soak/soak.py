@@ -163,7 +163,7 @@ def soak(
     if any(result["codes"]):
         wrong.append(f"ranks ended with {result['codes']}")
     if code != 0:
-        wrong.append(f"the last control plane ended with {code}: {_last_words(directory, planes)}")
+        wrong.append(f"the last control plane ended with {code}: {planes.last_words()}")
     if left:
         wrong.append(f"processes left: {left}")
     if segments_left:
@@ -183,10 +183,6 @@ def soak(
         "in_force_at_the_end": in_force,
         "wrong": wrong,
     }
-
-
-def _last_words(directory: Path, planes: Planes) -> str:
-    return (directory / f"run{len(planes.runs) - 1}.txt").read_text(errors="replace")[-500:]
 
 
 def main(

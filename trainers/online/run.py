@@ -124,6 +124,11 @@ def run_online(
                 recorder.add(epoch)
                 observed.add(epoch)
 
+        def give_back(_: object, error: BaseException | None, __: object) -> None:
+            if isinstance(error, Exception) and job is None:
+                _release(experiment, backend, status, say)
+
+        stack.push(give_back)
         found_by, checkpoint_at = time.monotonic() + FOUND_S, CHECKPOINT_ROUNDS
         # An interrupted run is one that was ended early: what it found out is kept.
         while not _over(experiment, backend, status, events):

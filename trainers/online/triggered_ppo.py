@@ -31,6 +31,8 @@ class TriggeredPPO(PPO):  # type: ignore[misc]
             # that died is left out, restarted after this step by RLlib, and claims its ranks again.
             group = self.env_runner_group
             runners = group.healthy_env_runner_ids()
+            if not runners:  # RLlib would take that for all
+                return
             results = group.foreach_env_runner(
                 ["sample"] * len(runners), kwargs=shares(runners), remote_worker_ids=runners, local_env_runner=False
             )

@@ -18,6 +18,7 @@ from attached import training
 from small import small_experiment
 
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.actors.status import Status
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_of
@@ -27,6 +28,7 @@ from dynamiccl_ray.plugin_bridge.layout import Prepared
 from dynamiccl_ray.plugin_bridge.nccl_job import NcclJob, agreement_violations
 from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.trainers.online import run as online
+from dynamiccl_ray.trainers.online.backends import SerialBackend
 from dynamiccl_ray.trainers.online.recorder import read_samples
 from dynamiccl_ray.trainers.online.run import run_online
 
@@ -122,6 +124,26 @@ def test_a_run_that_finds_no_rank_ends_and_names_the_jobs_that_are_there(
     monkeypatch.setattr(online, "FOUND_S", 0.5)
     with pytest.raises(RunError, match=rf"no ranks of job 'mistaken' were found in 0 s: there are jobs .*{job}"):
         run_online(_attached("mistaken"), tmp_path / "run", serial=True)
+    _ends_well(running)
+
+
+def test_a_run_that_fails_gives_its_ranks_back_first(
+    running: NcclJob, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = SerialBackend.round
+
+    def fails(backend: SerialBackend) -> Status:
+        status = done(backend)
+        if any(_tables(job)):
+            raise ZeroDivisionError("a fault of ours")
+        return status
+
+    monkeypatch.setattr(SerialBackend, "round", fails)
+    said: list[str] = []
+    with pytest.raises(ZeroDivisionError):
+        run_online(_attached(job, rounds=100_000), tmp_path / "run", serial=True, say=said.append)
+    assert said[-1] == "in force: NCCL's own choice"
+    assert _tables(job) == [0] * RANKS * COMMS
     _ends_well(running)
 
 
