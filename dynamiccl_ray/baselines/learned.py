@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -24,7 +25,7 @@ def learned(net: policy.PolicyNetwork, control: Control | None = None) -> Factor
     cores are shared.
     """
     torch.set_num_threads(1)
-    return lambda scenario, rng: LearnedPolicy(scenario, rng, net, control or Control())
+    return functools.partial(LearnedPolicy, net=net, control=control or Control())
 
 
 class LearnedPolicy(InLoop):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -127,6 +128,7 @@ def evaluate(
             nets,
             scenarios=scenarios,
             procedure=procedure,
+            processes=len(os.sched_getaffinity(0)),
             progress=status.update,
             played=samples.write,
         )
@@ -173,7 +175,9 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
     if not found:
         raise ConfigError(f"{directory}: no size has {LEAST_OPTIONS} measured options of one pair each")
     with console.status("starting") as status:
-        document = judge_tables(found, nets[0], procedure, status.update)
+        document = judge_tables(
+            found, nets[0], procedure, processes=len(os.sched_getaffinity(0)), progress=status.update
+        )
     document["left_out"] = left_out | dict(library.skipped)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

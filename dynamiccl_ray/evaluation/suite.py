@@ -21,6 +21,7 @@ from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.config.curriculum import Curriculum
 from dynamiccl_ray.evaluation.measures import Procedure, judged, key_rows, play, regret_interval, relative_regret
+from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -71,37 +72,40 @@ def assess(
     *,
     scenarios: int,
     procedure: Procedure,
+    processes: int = 1,
     measured_nodes: Sequence[int] = MEASURED_NODES,
     progress: Progress = lambda _: None,
     played: Callable[[str, Mapping[str, Sequence[Sequence[Trace]]]], None] = lambda *_: None,
 ) -> Assessment:
     """Measures the first of ``nets`` and all baselines; ``played`` is called with each split's name and traces, which
-    then go. Further nets, trained with other seeds, are measured on the splits alone.
+    then go. Further nets, trained with other seeds, are measured on the splits alone. The splits are played in so many
+    ``processes``.
     """
     methods: dict[str, Factory] = {**BASELINES, SUBJECT: learned(nets[0])}
     splits = evaluation_splits(curriculum, scenarios, horizon_of(procedure), measured_nodes)
     vendors = dict(zip(list(splits)[len(splits) - len(measured_nodes) :], measured_nodes, strict=True))
     rows, examples, held = [], {}, []
-    for name, of in splits.items():
-        runs = {}
-        for method, factory in methods.items():
-            progress(f"{name}: {method}")
-            runs[method] = [play(s, factory, procedure) for s in of]
-        row = judged(name, runs[SUBJECT], {m: relative_regret(each) for m, each in runs.items()}, procedure)
-        row["regret_interval"] = {m: regret_interval(each) for m, each in runs.items()}
-        row["policies"] = [_brief(row)]
-        for i, net in enumerate(nets[1:], 2):
-            progress(f"{name}: policy {i} of {len(nets)}")
-            further = [play(s, learned(net), procedure) for s in of]
-            row["policies"].append(_brief(judged(name, further, {SUBJECT: relative_regret(further)}, procedure)))
-        if name.startswith(HELD_OUT):
-            held.append((row, runs[SUBJECT]))
-        if name in vendors:
-            row["vendor_vs_oracle"] = _vendor(of[0], vendors[name])
-        rows.append(row)
-        most = int(np.argmax([len(s.starts) for s in of]))
-        examples[name] = {method: traces[most] for method, traces in runs.items()}
-        played(name, runs)
+    with players(processes) as play_all:
+        for name, of in splits.items():
+            runs = {}
+            for method, factory in methods.items():
+                progress(f"{name}: {method}")
+                runs[method] = play_all(of, factory, procedure)
+            row = judged(name, runs[SUBJECT], {m: relative_regret(each) for m, each in runs.items()}, procedure)
+            row["regret_interval"] = {m: regret_interval(each) for m, each in runs.items()}
+            row["policies"] = [_brief(row)]
+            for i, net in enumerate(nets[1:], 2):
+                progress(f"{name}: policy {i} of {len(nets)}")
+                further = play_all(of, learned(net), procedure)
+                row["policies"].append(_brief(judged(name, further, {SUBJECT: relative_regret(further)}, procedure)))
+            if name.startswith(HELD_OUT):
+                held.append((row, runs[SUBJECT]))
+            if name in vendors:
+                row["vendor_vs_oracle"] = _vendor(of[0], vendors[name])
+            rows.append(row)
+            most = int(np.argmax([len(s.starts) for s in of]))
+            examples[name] = {method: traces[most] for method, traces in runs.items()}
+            played(name, runs)
     # As many scenarios of each, so that the mean over clusters is that over scenarios.
     regret = {m: float(np.mean([row["regret"][m] for row, _ in held])) for m in methods}
     together = judged(HELD_OUT, [traces for _, of in held for traces in of], regret, procedure)

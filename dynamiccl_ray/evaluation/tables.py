@@ -11,13 +11,19 @@ from dynamiccl_ray.agent.policy import PolicyNetwork
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import BASELINES
-from dynamiccl_ray.evaluation.measures import Procedure, judged, play, relative_regret
+from dynamiccl_ray.evaluation.measures import Procedure, judged, relative_regret
+from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.evaluation.suite import SUBJECT
 from dynamiccl_ray.simulation.tables import Table
 
 
 def judge_tables(
-    tables: Sequence[Table], net: PolicyNetwork, procedure: Procedure, progress: Callable[[str], None] = lambda _: None
+    tables: Sequence[Table],
+    net: PolicyNetwork,
+    procedure: Procedure,
+    *,
+    processes: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """A row for each table, as ``measures.judged`` has them, with ``options``, ``sessions`` and ``default_known``; and
     over all tables the median regret of each method, and the worst key of the policy over NCCL's own choice where that
@@ -25,23 +31,24 @@ def judge_tables(
     """
     methods: dict[str, Factory] = {**BASELINES, SUBJECT: learned(net)}
     rows = []
-    for table in tables:
-        runs = {}
-        for method, factory in methods.items():
-            progress(f"{table.name}: {method}")
-            runs[method] = [play(table.scenario, factory, procedure)]
-        row = judged(table.name, runs[SUBJECT], {m: relative_regret(of) for m, of in runs.items()}, procedure)
-        row |= {
-            "sizes": len(table.scenario.nbytes),
-            "options": int(table.scenario.valid.sum(1).max()),
-            "sessions": table.sessions,
-            "default_known": table.default_known,
-        }
-        if not table.default_known:
-            row |= dict.fromkeys(
-                ("gap_closed", "default_vs_oracle", "worst_key_vs_default", "p99_key_vs_default"), None
-            )
-        rows.append(row)
+    with players(processes) as play_all:
+        for table in tables:
+            runs = {}
+            for method, factory in methods.items():
+                progress(f"{table.name}: {method}")
+                runs[method] = play_all([table.scenario], factory, procedure)
+            row = judged(table.name, runs[SUBJECT], {m: relative_regret(of) for m, of in runs.items()}, procedure)
+            row |= {
+                "sizes": len(table.scenario.nbytes),
+                "options": int(table.scenario.valid.sum(1).max()),
+                "sessions": table.sessions,
+                "default_known": table.default_known,
+            }
+            if not table.default_known:
+                row |= dict.fromkeys(
+                    ("gap_closed", "default_vs_oracle", "worst_key_vs_default", "p99_key_vs_default"), None
+                )
+            rows.append(row)
     worst = [row["worst_key_vs_default"] for row in rows if row["default_known"]]
     return {
         "tables": rows,

@@ -1,0 +1,30 @@
+"""Several processes play what one plays."""
+
+from __future__ import annotations
+
+import numpy as np
+from tiny_scenario import tcp
+
+from dynamiccl_ray.agent import policy
+from dynamiccl_ray.baselines.bandit import Bandit
+from dynamiccl_ray.baselines.learned import learned
+from dynamiccl_ray.config.experiment import DEFAULT_POLICY
+from dynamiccl_ray.evaluation.measures import Procedure, play
+from dynamiccl_ray.evaluation.players import players
+from dynamiccl_ray.fabric.load import Load
+
+
+def test_several_processes_play_what_one_plays() -> None:
+    scenarios = [tcp(), tcp(Load(inter_bandwidth=0.5), every=20), tcp(Load(inter_latency=3.0), every=20)]
+    procedure = Procedure(learn=30, warmup=2, measured=8, runs=2)
+    with players(2) as together, players(1) as alone:
+        for factory in (Bandit, learned(policy.load(DEFAULT_POLICY))):
+            expected = [play(scenario, factory, procedure) for scenario in scenarios]
+            for play_all in (together, alone):
+                found = play_all(scenarios, factory, procedure)
+                for of, traces, want in zip(scenarios, found, expected, strict=True):
+                    assert [trace.seed for trace in traces] == [0, 1]
+                    for trace, one in zip(traces, want, strict=True):
+                        assert trace.scenario is of
+                        assert np.array_equal(trace.actions, one.actions)
+                        assert np.array_equal(trace.time_us, one.time_us)
