@@ -42,8 +42,16 @@ _BEHIND: Final = 3.0
 _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
 
 
-Estimates = tuple[tuple[Float32, Float32], tuple[Float32, Float32]]
-"""Of channels and of chunks: log times over the baseline, and how sure they are; see ``Evidence.estimates``."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimates:
+    """Of R keys: log times over the baseline by all that is known, and how sure that is; see ``lending.combine``."""
+
+    channels: tuple[Float32, Float32]
+    """(R, N_PAIRS, N_CHANNELS) both."""
+    chunks: tuple[Float32, Float32]
+    """(R, N_PAIRS, N_CHUNKS) both."""
+    priors: list[tuple[Float32, Float32]]
+    """What each prior says, (R, N_PAIRS, N_CHANNELS + N_CHUNKS), NaN for nothing, and how far it is off, (R,)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -190,16 +198,18 @@ class Evidence:
         return np.where(samples > 0, mean - self.baseline[rows][:, None, None], 0.0).astype(np.float32)
 
     def estimates(self, rows: Int64) -> Estimates:
-        """Of each (pair, channels), (R, N_PAIRS, N_CHANNELS), and each (pair, chunk): the log time over the baseline by
-        own and lent evidence and what priors expect, and how sure that is; see ``lending.combine``.
-        """
+        """By own and lent evidence and what priors expect."""
         total = np.concatenate([self.by_channels_total, self.by_chunk_total], -1)
         samples = np.concatenate([self.by_channels, self.by_chunk], -1)
         baseline = np.nan_to_num(self.baseline)[:, None, None]
         ratio = (total - samples * baseline).astype(np.float32)
-        count, noise = samples.astype(np.float32), self.noise
-        time, sure = combine(ratio, count, noise, self._lending, rows, self._priors(rows))
-        return (time[..., :N_CHANNELS], sure[..., :N_CHANNELS]), (time[..., N_CHANNELS:], sure[..., N_CHANNELS:])
+        count, priors = samples.astype(np.float32), self._priors(rows)
+        time, sure = combine(ratio, count, self.noise, self._lending, rows, priors)
+        return Estimates(
+            channels=(time[..., :N_CHANNELS], sure[..., :N_CHANNELS]),
+            chunks=(time[..., N_CHANNELS:], sure[..., N_CHANNELS:]),
+            priors=priors,
+        )
 
     def _priors(self, rows: Int64) -> list[tuple[Float32, Float32]]:
         """What the model of the cluster and earlier runs say, each where it says anything, and (R,) how far it is off,
@@ -261,28 +271,16 @@ class Evidence:
         best = allowed.copy()
         of = np.isfinite(self._prior[rows]).any((1, 2)) | np.isfinite(self._earlier[rows]).any((1, 2))
         if of.any():
-            time, sure = (x[of] for x in said[0])
+            time, sure = (x[of] for x in said.channels)
             known = np.where(allowed[of] & (deviation(sure) <= _KNOWN_WELL), time, np.inf)
             known[:, OWN_PAIR, 0] = 0.0
             least = known.reshape(len(known), -1).argmin(-1)[:, None]
             near = time - _BEHIND * deviation(sure) <= known.min((1, 2), keepdims=True)
-            expected, error = self._expected(rows[of])
+            expected, error = (x[of] for x in _expected(said.priors))
             of_least = np.take_along_axis(expected.reshape(len(known), -1), least, -1)[..., None]
             own_is_off = of_least - known.min((1, 2), keepdims=True) > _BEHIND * error
             best[of] &= near | (own_is_off & (expected < of_least))
         return np.asarray(best)
-
-    def _expected(self, rows: Int64) -> tuple[Float32, Float32]:
-        """(R, N_PAIRS, N_CHANNELS) log time ratios by the priors alone, NaN where none says anything, and their
-        standard deviation."""
-        total, precision = np.zeros((2, len(rows), N_PAIRS, N_CHANNELS), np.float32)
-        for prior, error in self._priors(rows):
-            of = prior[..., :N_CHANNELS]
-            weight = np.isfinite(of) / (error**2)[:, None, None]
-            total += weight * np.nan_to_num(of)
-            precision += weight
-        precision[precision == 0] = np.nan
-        return np.asarray(total / precision, np.float32), np.asarray(1 / np.sqrt(precision), np.float32)
 
     def pairs_tried(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""
@@ -318,3 +316,16 @@ def _least_by_row(row: Int64, value: Float64, n: int) -> Int64:
     index = np.full(n, -1)
     index[there] = order[first]
     return index
+
+
+def _expected(priors: list[tuple[Float32, Float32]]) -> tuple[Float32, Float32]:
+    """(R, N_PAIRS, N_CHANNELS) log time ratios by the priors alone, NaN where none says anything, and their standard
+    deviation."""
+    total, precision = np.zeros((2, *priors[0][0][..., :N_CHANNELS].shape), np.float32)
+    for prior, error in priors:
+        of = prior[..., :N_CHANNELS]
+        weight = np.isfinite(of) / (error**2)[:, None, None]
+        total += weight * np.nan_to_num(of)
+        precision += weight
+    precision[precision == 0] = np.nan
+    return np.asarray(total / precision, np.float32), np.asarray(1 / np.sqrt(precision), np.float32)

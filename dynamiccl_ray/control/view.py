@@ -29,7 +29,6 @@ def view(
     ``said`` is what ``Evidence.estimates`` says of them. ``cusum``, ``idle``, ``wanted`` and ``heat`` (R,) are as in
     ``KeyView``; ``wanted`` has flat actions.
     """
-    channels, chunks = said
     return KeyView(
         collective=keys.collective[rows],
         nbytes=keys.nbytes[rows],
@@ -39,8 +38,8 @@ def view(
         last_pair=action_parts(wanted)[0],
         cost=keys.cost[rows],
         samples=evidence.by_channels[rows].astype(np.float32),
-        channels=channels,
-        chunks=chunks,
+        channels=said.channels,
+        chunks=said.chunks,
         noise=evidence.noise[rows],
         excess=evidence.excess(rows),
         cusum=cusum.astype(np.float32),

@@ -101,7 +101,8 @@ def test_times_are_told_as_ratios_to_the_baseline_whichever_came_first() -> None
     _measured(evidence, 0, int(flat_action(5, 2, 3)), 2, 2.7)
     ratio = evidence.ratio(np.array([0]))[0]
     assert (ratio[5, 0], ratio[5, 2], ratio[OWN_PAIR, 0]) == (pytest.approx(-0.5), pytest.approx(-0.3), 0)
-    (time, sure), (time_by_chunk, sure_by_chunk) = evidence.estimates(np.array([0]))
+    estimates = evidence.estimates(np.array([0]))
+    (time, sure), (time_by_chunk, sure_by_chunk) = estimates.channels, estimates.chunks
     assert (time[0, 5, 0], time[0, 5, 2]) == (pytest.approx(-0.5), pytest.approx(-0.3))
     assert (time_by_chunk[0, 5, 0], time_by_chunk[0, 5, 3]) == (pytest.approx(-0.5), pytest.approx(-0.3))
     assert sure[0, OWN_PAIR, 0] > sure[0, 5, 0] > 0 == sure[0, 5, 1]
@@ -116,7 +117,7 @@ def test_what_one_key_measures_is_lent_to_its_neighbour_as_a_ratio() -> None:
     for baseline in (None, 7.0):
         if baseline is not None:
             _measured(evidence, 1, OWN_ACTION, 4, baseline, begin=True)
-        (time, sure), _ = evidence.estimates(np.array([1]))
+        time, sure = evidence.estimates(np.array([1])).channels
         assert time[0, 5, 0] == pytest.approx(-0.2, abs=1e-6)
         assert sure[0, 5, 0] > 0
 
@@ -141,7 +142,8 @@ def test_after_a_shift_a_hint_is_left_that_one_collective_outweighs() -> None:
     _measured(evidence, 0, OWN_ACTION, 4, 4.0, begin=True)
     assert evidence.baseline[0] == pytest.approx(4.0)
     assert evidence.ratio(np.array([0]))[0, 5, 0] == pytest.approx(-0.5)
-    (time, _), (by_chunk, _) = evidence.estimates(np.array([0]))
+    estimates = evidence.estimates(np.array([0]))
+    (time, _), (by_chunk, _) = estimates.channels, estimates.chunks
     assert (time[0, 5, 0], by_chunk[0, 5, 0]) == (pytest.approx(-0.5, abs=1e-5), pytest.approx(-0.5, abs=1e-5))
     # One collective goes before the hint.
     _measured(evidence, 0, pair(5), 1, 4.2)
@@ -251,7 +253,7 @@ def test_keys_that_are_kept_move_together_and_lend_to_each_other_as_before() -> 
     evidence.keep(np.array([False, True, False, True]))
     evidence.grow([1], [4], [2 * MIB], nothing_expected(1), nothing_expected(1))
     assert evidence.baseline[:2].tolist() == [4.0, 6.0]
-    (time, sure), _ = evidence.estimates(np.arange(3))
+    time, sure = evidence.estimates(np.arange(3)).channels
     assert time[:2, 5, 0].tolist() == pytest.approx([-0.5, -0.5], abs=1e-6)
     assert sure[0, 5, 0] > sure[1, 5, 0] > sure[2, 5, 0] == 0
 
@@ -266,7 +268,7 @@ def test_a_model_that_was_wrong_about_what_was_tried_is_believed_less_of_what_wa
             _measured(evidence, row, OWN_ACTION, 4, 3.0, begin=True)
         for tried in range(1, 6):
             _measured(evidence, 0, pair(tried), 4, 3.0 + ratio)
-        (time, sure), _ = evidence.estimates(np.arange(2))
+        time, sure = evidence.estimates(np.arange(2)).channels
         assert time[0, 8, 0] == pytest.approx(-0.3), "nothing else is known of it"
         assert time[0, 1, 0] == pytest.approx(ratio, abs=0.01)
         surer.append(float(sure[0, 8, 0]))
@@ -321,7 +323,7 @@ def test_keys_that_are_kept_keep_what_is_expected_of_them() -> None:
     expected[:, 5] = np.array([0.1, 0.2, 0.3])[:, None, None][:, 0]
     evidence = _store(3, expected)
     evidence.keep(np.array([False, True, True]))
-    (time, _), _ = evidence.estimates(np.arange(2))
+    time, _ = evidence.estimates(np.arange(2)).channels
     assert time[:, 5, 0].tolist() == pytest.approx([0.2, 0.3])
 
 
