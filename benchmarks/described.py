@@ -7,7 +7,9 @@ loop, the policy, Thompson sampling and uniform draws, on the held-out clusters.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +21,8 @@ from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
-from dynamiccl_ray.evaluation.measures import Procedure, play, regret_interval, relative_regret
+from dynamiccl_ray.evaluation.measures import Procedure, regret_interval, relative_regret
+from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.simulation.sampling import told_of
@@ -58,9 +61,9 @@ def main() -> None:
         "uniform": Uniform,
     }
     rows = []
-    for what in ("right", "wrong", "none"):
-        for name, factory in choosers.items():
-            traces = [play(_told(scenario, what), factory, procedure) for scenario in jobs]
+    with players(len(os.sched_getaffinity(0))) as play_all:
+        for what, (name, factory) in itertools.product(("right", "wrong", "none"), choosers.items()):
+            traces = play_all([_told(scenario, what) for scenario in jobs], factory, procedure)
             row = {
                 "described": what,
                 "chooser": name,
