@@ -122,6 +122,22 @@ class Closed:
             evidence(**vars(self))
 
 
+def closed(samples: Measured, wanted: Int64, limit: Float32) -> tuple[Closed, Float64]:
+    """Decisions, flat actions ``wanted`` (K,), that have all of their samples (N,), in the order of their rows; and the
+    log times that count (N,).
+
+    No time counts as further above the median of its decision, of two the lesser, than ``limit`` (K,): what held one
+    collective up says nothing of its action.
+    """
+    rows, first, counts = np.unique(samples.row, return_index=True, return_counts=True)
+    median = samples.log_us[np.lexsort((samples.log_us, samples.row))][first + (counts - 1) // 2]
+    log_us = np.minimum(samples.log_us, np.repeat(median + limit[rows], counts))
+    mean = np.add.reduceat(log_us, first) / counts
+    square = np.add.reduceat((log_us - np.repeat(mean, counts)) ** 2, first)
+    of = Closed(rows=rows, actions=wanted[rows], samples=counts.astype(np.float64), mean=mean, square=square)
+    return of, log_us
+
+
 def salt_of(keys: ArrayLike, ranks: int, nodes: int) -> UInt64:
     """(N,) what the draws of a communicator's keys depend on: communicators of one shape draw alike, in whichever order
     they come.

@@ -7,9 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, flat_action
 from dynamiccl_ray.arrays import Bool, Float32, Int64, UInt64
 from dynamiccl_ray.control.columns import Outcome
+from dynamiccl_ray.knobs import OWN_PAIR
 
+# By how much, as a log, NCCL may believe a pair to be slower than the fastest where it is tried once all the same.
+_BELIEVED: Final = 1.0
 _OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "untried", "takes", "observation")
 
 
@@ -69,3 +73,16 @@ class Due:
         known = known[self.draw[known] & (self.untried[known] >= 0)]
         wanted[known] = self.untried[known]
         return wanted
+
+
+def untried(cost: Float32, pairs: Bool, allowed: Bool) -> Int64:
+    """(R,) flat action of that of the ``pairs`` (R, N_PAIRS) in which NCCL believes most by its ``cost`` (R, N_PAIRS),
+    with NCCL's own channels and chunk if that is ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS); -1 where there is no
+    pair that it believes in at all.
+    """
+    believed = pairs & (cost <= _BELIEVED)
+    believed[:, OWN_PAIR] = False
+    pair = np.where(believed, cost, np.inf).argmin(-1)
+    of_pair = allowed[np.arange(len(cost)), pair].reshape(len(cost), N_CHANNELS * N_CHUNKS)
+    channels, chunk = np.divmod(of_pair.argmax(-1), N_CHUNKS)
+    return np.where(believed.any(-1), flat_action(pair, channels, chunk), -1)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
@@ -31,19 +31,19 @@ from dynamiccl_ray.control.columns import (
     Keys,
     Measured,
     Outcome,
+    closed,
     joined,
     no_keys,
     no_outcome,
     salt_of,
     take,
 )
-from dynamiccl_ray.control.due import Due
+from dynamiccl_ray.control.due import Due, untried
 from dynamiccl_ray.control.evidence import Estimates, Evidence
 from dynamiccl_ray.control.offers import Offers
 from dynamiccl_ray.control.trigger import BATCH, Cusum
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
 from dynamiccl_ray.control.view import view
-from dynamiccl_ray.knobs import OWN_PAIR
 
 __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "Verdicts", "salt_of"]
 
@@ -54,10 +54,8 @@ _DOUBTFUL: Final = 0.6
 _WELL_KNOWN: Final = 24
 # A time counts as no more than so many standard deviations above the median of its decision, of two the lesser.
 _OUTLIER: Final = 4.0
-# Draws of an action after which one more says little; and by how much, as a log, NCCL may believe a pair to be slower
-# than the fastest where it is tried once all the same.
+# Draws of an action after which one more says little.
 _OFTEN: Final = 4
-_BELIEVED: Final = 1.0
 # Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
@@ -203,18 +201,11 @@ class Loop:
             return []
         order = np.argsort(samples.row, kind="stable")
         samples, index = take(samples, order), index[order]
-        rows, first, counts = np.unique(samples.row, return_index=True, return_counts=True)
-        actions = self.wanted[rows]
-        # What held one collective up says nothing of its action.
-        median = samples.log_us[np.lexsort((samples.log_us, samples.row))][first + (counts - 1) // 2]
-        limit = median + _OUTLIER * self.evidence.noise[rows]
-        log_us = np.minimum(samples.log_us, np.repeat(limit, counts))
-        mean = np.add.reduceat(log_us, first) / counts
-        square = np.add.reduceat((log_us - np.repeat(mean, counts)) ** 2, first)
-
+        of, log_us = closed(samples, self.wanted, _OUTLIER * self.evidence.noise)
+        rows, actions, counts = of.rows, of.actions, of.samples.astype(np.int64)
+        first = np.cumsum(counts) - counts
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
-        of = Closed(rows=rows, actions=actions, samples=counts.astype(np.float64), mean=mean, square=square)
         decided, resting = self.decisions[rows], self.resting[rows] > 0
         drawn = (decided <= self.draws()[rows]) & ~resting
         self.closed = verdicts(of, self.evidence, phase=phase, ordinal=decided, drawn=drawn)
@@ -224,7 +215,7 @@ class Loop:
         alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
         quiet = alarm < 0
 
-        self._judge(rows, actions, mean, ~baseline & ~checking & ~self._over[rows])
+        self._judge(rows, actions, of.mean, ~baseline & ~checking & ~self._over[rows])
         self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
@@ -382,6 +373,7 @@ class Loop:
         said = self.evidence.estimates(rows[seen])
         worth = np.asarray(allowed.any(-1))
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
+        tried = self.evidence.pairs_tried(rows)
         # A prior may be wrong about what nobody draws because of it: the last draws are free.
         trusted = done[seen] < _TRUSTED * draws[seen]
         drawable = allowed[seen] & (worth[seen] | ~trusted[:, None, None])[..., None]
@@ -396,7 +388,7 @@ class Loop:
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=self._untried(rows, allowed, worth & draw[:, None, None]),
+            untried=untried(self.keys.cost[rows], worth.any(-1) & draw[:, None] & ~tried, allowed),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
@@ -422,17 +414,6 @@ class Loop:
         index, action = self.evidence.worse_than_own(rows, margin=guardrail.margin, least=guardrail.samples)
         allowed.reshape(-1, N_ACTIONS)[index, action] = False
         return np.asarray(allowed)
-
-    def _untried(self, rows: Int64, allowed: Bool, worth: Bool) -> Int64:
-        """(R,) see ``Due``: of the pairs that are ``worth`` (R, N_PAIRS, N_CHANNELS) drawing the one that NCCL believes
-        in most, with NCCL's own channels and chunk if that may be."""
-        cost = self.keys.cost[rows]
-        pairs = worth.any(-1) & ~self.evidence.pairs_tried(rows) & (cost <= _BELIEVED)
-        pairs[:, OWN_PAIR] = False
-        pair = np.where(pairs, cost, np.inf).argmin(-1)
-        of_pair = allowed[np.arange(len(rows)), pair].reshape(len(rows), N_CHANNELS * N_CHUNKS)
-        channels, chunk = np.divmod(of_pair.argmax(-1), N_CHUNKS)
-        return np.where(pairs.any(-1), flat_action(pair, channels, chunk), -1)
 
     def view(self, rows: Int64, allowed: Bool, said: Estimates | None = None) -> KeyView:
         """What the policy sees of these keys (R,); see ``view.py``."""
