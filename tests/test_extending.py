@@ -26,7 +26,7 @@ PUBLIC = {
     "Scenario": None,
     "Trace": None,
     "action_of": ["flat"],
-    "evaluate": ["curriculum", "nets", "scenarios", "procedure", "measured_nodes", "progress", "played"],
+    "evaluate": ["curriculum", "nets", "scenarios", "procedure", "processes", "measured_nodes", "progress", "played"],
     "find_cluster": ["name", "overrides"],
     "load_curriculum": ["path", "overrides"],
     "load_experiment": ["path", "overrides"],
