@@ -66,6 +66,8 @@ class Contest:
     """(N, 2) index into the R keys, and an action that is behind, or may not be chosen."""
     known: Int64
     """(M, 2) the same of actions that have so many samples that one more says little."""
+    tried: Bool
+    """(R, N_PAIRS) whether an action of the pair was measured."""
 
 
 class Evidence:
@@ -254,11 +256,14 @@ class Evidence:
         doubt = np.sqrt(1 / samples + 1 / samples[best[index]])
         contends = may & (mean - mean[best[index]] <= 2 * self.noise[rows][index] * doubt)
         least = _least_by_row(index[contends], samples[contends], len(rows))
+        tried = np.zeros((len(rows), N_PAIRS), np.bool_)
+        tried[index, action_parts(action)[0]] = True
         return Contest(
             best=np.append(action, OWN_ACTION)[best],
             least=np.append(action[contends], OWN_ACTION)[least],
             behind=np.stack([index[~contends], action[~contends]], -1),
             known=np.stack([index, action], -1)[samples >= enough],
+            tried=tried,
         )
 
     def may_be_best(self, rows: Int64, allowed: Bool, said: Estimates) -> Bool:
@@ -281,10 +286,6 @@ class Evidence:
             own_is_off = of_least - known.min((1, 2), keepdims=True) > _BEHIND * error
             best[of] &= near | (own_is_off & (expected < of_least))
         return np.asarray(best)
-
-    def pairs_tried(self, rows: Int64) -> Bool:
-        """(R, N_PAIRS) whether an action of the pair was measured since the last shift."""
-        return np.asarray((self.samples[rows] > 0).reshape(-1, N_PAIRS, N_CHANNELS * N_CHUNKS).any(-1))
 
     # -- durability --
 

@@ -373,7 +373,6 @@ class Loop:
         said = self.evidence.estimates(rows[seen])
         worth = np.asarray(allowed.any(-1))
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        tried = self.evidence.pairs_tried(rows)
         # A prior may be wrong about what nobody draws because of it: the last draws are free.
         trusted = done[seen] < _TRUSTED * draws[seen]
         drawable = allowed[seen] & (worth[seen] | ~trusted[:, None, None])[..., None]
@@ -388,7 +387,7 @@ class Loop:
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=untried(self.keys.cost[rows], worth.any(-1) & draw[:, None] & ~tried, allowed),
+            untried=untried(self.keys.cost[rows], worth.any(-1) & draw[:, None] & ~contest.tried, allowed),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
