@@ -17,10 +17,11 @@ static bool is_busy(const char *thread) {
         return false;
     bool read = fgets(line, sizeof(line), file) != NULL;
     fclose(file);
-    /* "1234 (NCCL Progress 4) S ...": a thread that waits for work sleeps; one that has some runs or yields.
-     */
+    if (!read)
+        return false;
+    /* "1234 (NCCL Progress 4) S ...": one that waits for work sleeps; one that has some runs or yields. */
     const char *name = strchr(line, '('), *end = strrchr(line, ')');
-    return read && name && end && strncmp(name, "(NCCL Progress", 14) == 0 && end[1] == ' ' && end[2] != 'S';
+    return name && end && strncmp(name, "(NCCL Progress", 14) == 0 && end[1] == ' ' && end[2] != 'S';
 }
 
 static bool any_is_busy(void) {
