@@ -1,7 +1,7 @@
 """What it is worth to say which cluster a job runs on, and what it costs to say another: three choosers in one control
-loop, the policy, Thompson sampling and uniform draws, on the held-out clusters.
+loop, the policy, Thompson sampling and uniform draws, on the held-out clusters or on random ones.
 
-    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1]
+    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--policy policy.pt]
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.simulation.sampling import told_of
 from dynamiccl_ray.simulation.scenario import Scenario
-from dynamiccl_ray.simulation.splits import HELD_OUT, evaluation_splits
+from dynamiccl_ray.simulation.splits import HELD_OUT, evaluation_splits, random_cluster_scenarios, random_places
 
 CURRICULUM = Path(__file__).parents[1] / "experiments" / "curricula" / "default.yaml"
 WRONG: Mapping[str, str] = {
@@ -40,37 +40,46 @@ WRONG: Mapping[str, str] = {
 """By cluster another, as unlike as there is."""
 
 
-def _told(scenario: Scenario, what: str) -> Scenario:
-    if what == "right":
-        return scenario
-    return told_of(scenario, find_cluster(WRONG[scenario.cluster]) if what == "wrong" else None)
+def _jobs(random: bool, count: int, horizon: int) -> dict[str, list[Scenario]]:
+    """By what they say of their cluster."""
+    curriculum = load_curriculum(CURRICULUM)
+    if not random:
+        splits = evaluation_splits(curriculum, count, horizon, ())
+        right = [scenario for name, of in splits.items() if name.startswith(HELD_OUT) for scenario in of]
+        wrong = [told_of(scenario, find_cluster(WRONG[scenario.cluster])) for scenario in right]
+    else:
+        right = random_cluster_scenarios(curriculum, horizon, count)
+        _, *others = (cluster for cluster, _ in random_places(curriculum, count + 1))
+        wrong = [told_of(scenario, other) for scenario, other in zip(right, others, strict=True)]
+    return {"right": right, "wrong": wrong, "none": [told_of(scenario, None) for scenario in right]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--scenarios", type=int, default=6, help="half as many of each cluster")
+    parser.add_argument("--random", type=int, help="on so many random clusters instead")
+    parser.add_argument("--policy", type=Path, default=DEFAULT_POLICY)
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
     procedure = Procedure(runs=given.runs)
-    splits = evaluation_splits(load_curriculum(CURRICULUM), given.scenarios, horizon_of(procedure), ())
-    jobs = [scenario for name, of in splits.items() if name.startswith(HELD_OUT) for scenario in of]
+    jobs = _jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure))
     choosers: dict[str, Factory] = {
-        "policy": learned(policy.load(DEFAULT_POLICY)),
+        "policy": learned(policy.load(given.policy)),
         "thompson": Thompson,
         "uniform": Uniform,
     }
     rows = []
     with players(len(os.sched_getaffinity(0))) as play_all:
-        for what, (name, factory) in itertools.product(("right", "wrong", "none"), choosers.items()):
-            traces = play_all([_told(scenario, what) for scenario in jobs], factory, procedure)
+        for (what, told), (name, factory) in itertools.product(jobs.items(), choosers.items()):
+            traces = play_all(told, factory, procedure)
             row = {
                 "described": what,
                 "chooser": name,
                 "regret": relative_regret(traces),
                 "interval": regret_interval(traces),
                 "median": float(np.median([relative_regret([of]) for of in traces])),
-                "jobs": len(jobs),
+                "jobs": len(told),
                 "runs": given.runs,
             }
             rows.append(row)

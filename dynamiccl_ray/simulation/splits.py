@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 
 from dynamiccl_ray.config.curriculum import Curriculum, Stage
+from dynamiccl_ray.fabric.anywhere import anywhere
+from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import P5EN, p5en_all_reduce
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Bursts, Dynamics, Tail, Wander
@@ -23,7 +25,11 @@ MEASURED_NODES: Final = (4, 8, 16, 32)
 """Numbers of p5en nodes whose measured tables a policy is judged on; nothing learns from a table."""
 HELD_OUT: Final = "held out"
 SHIFTS: Final = 3
-"""Of the load, in every run on a held-out cluster."""
+"""Of the load, in every run on a held-out or a random cluster."""
+RANDOM: Final = "random clusters"
+RANDOM_SHARE: Final = 4
+"""Random clusters, with one job each, for every job of a stage."""
+RANDOM_NODES: Final = (2, 4, 8, 16, 32, 64)
 NOISY: Final = "noise"
 NOISE: Final[Mapping[str, tuple[float, Wander]]] = {
     "correlated 0.5": (0.05, Wander(correlation=0.5)),
@@ -36,6 +42,7 @@ NOISE: Final[Mapping[str, tuple[float, Wander]]] = {
 """By name, standard deviation and what else: noise as it is, where the network never changes."""
 # With a stream of its own, no evaluation draws what training drew.
 _EVALUATION: Final = 0xE7A1
+_RANDOM: Final = 0xA57
 
 
 def sampling_of(stage: Stage, curriculum: Curriculum, horizon: int = Sampling.horizon) -> Sampling:
@@ -67,13 +74,31 @@ def held_out_stages(curriculum: Curriculum) -> dict[str, Stage]:
     ``SHIFTS`` times to one drawn at random.
     """
     clusters = list(dict.fromkeys(place.cluster.name for place in curriculum.held_out))
-    shifting = {"least_phases": SHIFTS + 1, "most_phases": SHIFTS + 1, "dynamics": Dynamics()}
     return {
-        f"{HELD_OUT}: {name}": curriculum.stages[-1].model_copy(
-            update={"places": tuple(p for p in curriculum.held_out if p.cluster.name == name), **shifting}
+        f"{HELD_OUT}: {name}": _shifting(curriculum).model_copy(
+            update={"places": tuple(p for p in curriculum.held_out if p.cluster.name == name)}
         )
         for name in clusters
     }
+
+
+def _shifting(curriculum: Curriculum) -> Stage:
+    """The last stage with ``SHIFTS`` shifts in every job."""
+    shifting = {"least_phases": SHIFTS + 1, "most_phases": SHIFTS + 1, "dynamics": Dynamics()}
+    return curriculum.stages[-1].model_copy(update=shifting)
+
+
+def random_places(curriculum: Curriculum, count: int) -> list[tuple[Cluster, int]]:
+    """Clusters drawn from wide ranges, and numbers of nodes; the same for the same curriculum's seed."""
+    rng = np.random.default_rng((curriculum.seed, _EVALUATION, _RANDOM))
+    return [(anywhere(rng, f"random-{i}"), int(rng.choice(RANDOM_NODES))) for i in range(count)]
+
+
+def random_cluster_scenarios(curriculum: Curriculum, horizon: int, count: int) -> list[Scenario]:
+    """The last stage's kind of jobs, one on each of ``random_places``, where the load shifts ``SHIFTS`` times."""
+    rng = np.random.default_rng((curriculum.seed, _EVALUATION, _RANDOM, 1))
+    sampling = sampling_of(_shifting(curriculum), curriculum, horizon)
+    return [sample_scenarios(rng, [place], 1, sampling)[0] for place in random_places(curriculum, count)]
 
 
 def measured_scenario(nodes: int) -> Scenario:
@@ -95,8 +120,9 @@ def evaluation_splits(
     curriculum: Curriculum, count: int, horizon: int, measured_nodes: Sequence[int] = MEASURED_NODES
 ) -> dict[str, list[Scenario]]:
     """What a policy is judged on, by the split's name: ``count`` scenarios of every stage and half as many of each
-    held-out cluster, none of which it learned from; one of each held-out cluster that does not change, under each kind
-    of noise; and a measured table for each of ``measured_nodes``.
+    held-out cluster, none of which it learned from; ``RANDOM_SHARE`` times as many on random clusters, one on each; one
+    of each held-out cluster that does not change, under each kind of noise; and a measured table for each of
+    ``measured_nodes``.
     """
     held = held_out_stages(curriculum)
     kinds = {f"training: {stage.name}": stage for stage in curriculum.stages} | held
@@ -111,7 +137,13 @@ def evaluation_splits(
         f"{NOISY}: {name}": [_unchanging(scenario, sigma, wander) for scenario in still]
         for name, (sigma, wander) in NOISE.items()
     }
-    return modelled | noisy | {f"measured p5en, {nodes} nodes": [measured_scenario(nodes)] for nodes in measured_nodes}
+    unknown = {RANDOM: random_cluster_scenarios(curriculum, horizon, RANDOM_SHARE * count)}
+    return (
+        modelled
+        | unknown
+        | noisy
+        | {f"measured p5en, {nodes} nodes": [measured_scenario(nodes)] for nodes in measured_nodes}
+    )
 
 
 def _unchanging(scenario: Scenario, sigma: float, wander: Wander) -> Scenario:

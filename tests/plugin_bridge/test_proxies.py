@@ -38,9 +38,7 @@ def thread(library: ctypes.CDLL) -> Iterator[Callable[[bytes, int], int]]:
         library.busy_end(it)
 
 
-def test_a_proxy_thread_that_has_work_is_waited_for(
-    library: ctypes.CDLL, thread: Callable[[bytes, int], int]
-) -> None:
+def test_a_proxy_thread_that_has_work_is_waited_for(library: ctypes.CDLL, thread: Callable[[bytes, int], int]) -> None:
     busy = thread(b"NCCL Progress 3", 500)
     library.proxies_wait()
     assert library.busy_rests(busy)

@@ -57,8 +57,11 @@ def test_the_seed_decides() -> None:
 def test_the_splits_of_an_evaluation() -> None:
     splits = evaluation_splits(CURRICULUM, 3, 40, measured_nodes=(8,))
     noisy = [f"noise: {name}" for name in NOISE]
-    assert list(splits) == ["training: near", "training: far", "held out: cloud-tcp", *noisy, "measured p5en, 8 nodes"]
-    assert [len(of) for of in splits.values()] == [3, 3, 2, *[1] * len(noisy), 1]
+    modelled = ["training: near", "training: far", "held out: cloud-tcp", "random clusters"]
+    assert list(splits) == [*modelled, *noisy, "measured p5en, 8 nodes"]
+    assert len({scenario.cluster for scenario in splits["random clusters"]}) == 12
+    assert all(len(scenario.starts) == SHIFTS + 1 for scenario in splits["random clusters"])
+    assert [len(of) for of in splits.values()] == [3, 3, 2, 12, *[1] * len(noisy), 1]
     for name, (sigma, wander) in NOISE.items():
         (scenario,) = splits[f"noise: {name}"]
         assert (len(scenario.starts), scenario.wander) == (1, wander)
