@@ -48,10 +48,13 @@ def test_the_experiment_is_valid_and_bounded(tmp_path: Path, per_key: int, most_
     assert 0 in read.actions.channels
 
 
-def stub(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
-    """Runs ``code`` in the place of the command."""
+def stub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str) -> None:
+    """Runs ``code`` in the place of the command; it takes its ranks when it calls ``up``."""
+    file = tmp_path / "up"
+    code = f"up = lambda: open({str(file)!r}, 'w').close()\n{code}"
     monkeypatch.setattr(online, "dynamiccl", lambda *arguments: [sys.executable, "-c", code, *arguments])
-    monkeypatch.setattr(online, "segments", lambda job: [])
+    monkeypatch.setattr(online, "segments", lambda job: [file])
+    monkeypatch.setattr(online, "_claimed", Path.exists)
 
 
 def test_the_loop_is_fed_until_it_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +66,11 @@ def test_the_loop_is_fed_until_it_ends(tmp_path: Path, monkeypatch: pytest.Monke
         "seconds": 1.0,
         "history": [{"phase": "exploit"}],
     }
-    stub(monkeypatch, f"import time; time.sleep(0.3); print('Ray says hello'); print('''{json.dumps(said)}''')")
+    stub(
+        monkeypatch,
+        tmp_path,
+        f"import time; up(); time.sleep(0.3); print('Ray says hello'); print('''{json.dumps(said)}''')",
+    )
     loop = Loop(described(), tmp_path, serial=True)
     ran = loop.feed(lambda: 7, job="j", most_s=60)
     assert ran > 0
@@ -80,15 +87,15 @@ def test_the_loop_is_fed_until_it_ends(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_loop_that_takes_too_long_is_told_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('{}')"
-    stub(monkeypatch, code)
+    code = "import time\ntry: up(); time.sleep(60)\nexcept KeyboardInterrupt: print('{}')"
+    stub(monkeypatch, tmp_path, code)
     loop = Loop(described(), tmp_path, serial=False)
     loop.feed(lambda: _slept(0.5), job="j", most_s=1.0)
     assert essence(loop.summary())["phase_at_the_end"] is None
 
 
 def test_a_loop_that_does_not_listen_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub(monkeypatch, "import signal, time; signal.signal(2, signal.SIG_IGN); print('up', flush=True); time.sleep(60)")
+    stub(monkeypatch, tmp_path, "import signal, time; signal.signal(2, signal.SIG_IGN); up(); time.sleep(60)")
     monkeypatch.setattr(online, "END_S", 0.5)
     loop = Loop(described(), tmp_path, serial=False)
     with pytest.raises(RunError, match=r"did not end within 0\.5 s"):
@@ -96,7 +103,7 @@ def test_a_loop_that_does_not_listen_is_ended(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_loop_that_fails_says_what_it_complained_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub(monkeypatch, "import sys; print('no segments of job j', file=sys.stderr); sys.exit(1)")
+    stub(monkeypatch, tmp_path, "import sys; print('no segments of job j', file=sys.stderr); sys.exit(1)")
     loop = Loop(described(), tmp_path, serial=False)
     loop.feed(lambda: _slept(0.05), job="j", most_s=60)
     with pytest.raises(RunError, match="ended with 1: no segments of job j"):
