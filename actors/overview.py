@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.status import Status
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.keys import key_name
+
+# Over what its computation takes alone, a step that is taken to be limited by communication.
+_SATURATED: Final = 1.1
 
 
 def answer(coordinator: Coordinator, question: dict[str, Any]) -> dict[str, Any]:
@@ -54,6 +57,7 @@ def status_of(coordinator: Coordinator) -> Status:
         explored_s=loop.budget.cost_us / 1e6,
         own_step_s=own_step_s,
         tuned_step_s=tuned_step_s,
+        lossless_saturated=_saturated(coordinator, tuned_step_s),
         mode=steering.mode,
         rolled_back=steering.rolled_back,
         canary=steering.said(),
@@ -63,6 +67,14 @@ def status_of(coordinator: Coordinator) -> Status:
         ranks=sum(len(c.members) for c in comms.values()),
         runners=members.runners,
     )
+
+
+def _saturated(coordinator: Coordinator, tuned_step_s: float | None) -> bool | None:
+    """``Status.lossless_saturated``."""
+    alone_s = coordinator.experiment.computation_s
+    if alone_s is None or tuned_step_s is None or coordinator.phases.phase is not Phase.EXPLOIT:
+        return None
+    return tuned_step_s > _SATURATED * alone_s
 
 
 def overview(coordinator: Coordinator) -> dict[str, Any]:

@@ -142,6 +142,9 @@ class Status:
     own_step_s: float | None = None
     """Median of the job's steps with NCCL's own choice, and of those that are tuned; None where it reports too few."""
     tuned_step_s: float | None = None
+    lossless_saturated: bool | None = None
+    """Whether tuned steps still take clearly longer than their computation alone, so that no choice of NCCL's can help
+    further; None while keys learn, or where one of both is not known."""
     mode: str = "active"
     rolled_back: bool = False
     """What was exploited before is in force, until another mode is ordered."""

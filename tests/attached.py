@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,3 +58,11 @@ def training(
     env = {"EMULATED_NCCL": str(directory / "constants"), "GPU_DEVICES": str(ranks_per_node), **plugin_env(job)}
     library = native_dir() / "libnccl-emulated.so"
     return NcclJob(program, library=library, directory=directory, times=times, env=env, env_of=env_of, within=within)
+
+
+def goes_on(job: NcclJob, calls: int = 1) -> None:
+    """Every rank makes more than so many further calls within 20 s."""
+    before, deadline = job.progress().min(), time.monotonic() + 20
+    while job.progress().min() <= before + calls:
+        assert time.monotonic() < deadline, "training stands still"
+        time.sleep(0.01)

@@ -168,6 +168,11 @@ def _page(said: dict[str, Any], *, keys: bool) -> Group:
         f"drift: {said['alarms']} alarms{_last(said['last_alarm'])}; coverage: "
         + ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in coverage.items()),
     ]
+    if said["lossless_saturated"]:
+        lines.append(
+            f"a step takes {said['tuned_step_s']:.3g} s with the best that was found, well above its computation "
+            "alone: NCCL has nothing better to choose; compress gradients, or synchronise less often"
+        )
     if said["canary"] is not None:
         of = said["canary"]
         where = ", ".join(of["communicators"]) or "every communicator"

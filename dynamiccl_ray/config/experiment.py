@@ -111,6 +111,9 @@ class Online(Section):
     fabric: Annotated[MeasuredFabric | EmulatedFabric | RealNcclFabric | NcclFabric, Field(discriminator="kind")]
     workload: WorkloadContext = WorkloadContext()
     """What the job does around its collectives, as far as it is known."""
+    computation_s: Positive | None = None
+    """What a step takes without any communication; a run on one GPU says it. Where steps take longer with the best that
+    was found, a run says so: ``lossless_saturated``."""
     scheduler: Scheduler = Scheduler()
     llm: Llm = Llm()
     policy: _Policy | None = None

@@ -253,3 +253,24 @@ def test_some_communicators_are_described_otherwise_or_left_alone() -> None:
 def test_a_rule_says_which_communicators_it_is_for() -> None:
     with pytest.raises(ValidationError, match="say which communicators: by name, ranks or nodes"):
         experiment_of(communicators=[{"tune": False}])
+
+
+def test_what_no_choice_of_nccls_can_hide_is_said_once_all_is_learned() -> None:
+    run = Run(computation_s=0.1).join()
+    step = 0
+
+    def epoch(seconds: float) -> None:
+        nonlocal step
+        run.epoch(news=run.news(steps={step + i: (seconds, 1.0) for i in range(30)}))
+        step += 30
+
+    while run.core.phases.phase is not Phase.EXPLOIT:
+        assert status_of(run.core).lossless_saturated is None
+        epoch(0.12)
+    for seconds, limited in ((0.12, True), (0.105, False)):
+        for _ in range(20):
+            epoch(seconds)
+        assert status_of(run.core).lossless_saturated is limited
+    silent = Run().join()
+    silent.until(Phase.EXPLOIT)
+    assert status_of(silent.core).lossless_saturated is None, "nobody has said what computation takes"

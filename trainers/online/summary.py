@@ -135,6 +135,7 @@ def _whole(status: Status, observed: list[Epoch]) -> dict[str, Any]:
         "speedup": status.own_s / status.took_s if status.took_s > 0 else None,
         "own_step_s": status.own_step_s,
         "tuned_step_s": status.tuned_step_s,
+        "lossless_saturated": status.lossless_saturated,
         "worst": worst,
     }
 

@@ -62,6 +62,7 @@ def _result(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 WHOLE = {
     "took_s": 12.0, "own_s": 15.0, "explored_s": 0.3, "speedup": 1.25, "own_step_s": 0.2, "tuned_step_s": 0.19,
+    "lossless_saturated": None,
     "worst": {"key": "all_reduce/8MiB", "action": "ring/simple", "vs_nccl": 7.424, "samples": 1},
 }  # fmt: skip
 
@@ -185,6 +186,11 @@ def test_the_first_numbers_are_the_jobs(tmp_path: Path) -> None:
     ):
         assert said in text
         assert text.index(said) < text.index("were measured in")
+    assert "Send less" not in text
+    limited = _summary(whole_run={**WHOLE, "lossless_saturated": True})
+    text = _page(_write(tmp_path, limited, {**EXPERIMENT, "computation_s": 0.12})).text
+    assert "Without communication it would take 120 ms" in text
+    assert "Send less" in text
     silent = {**WHOLE, "own_step_s": None, "tuned_step_s": None, "worst": None}
     text = _page(_write(tmp_path, _summary(whole_run=silent))).text
     assert "A step of the job" not in text
