@@ -105,6 +105,7 @@ def _communicator(coordinator: Coordinator, comm: Communicator) -> dict[str, Any
         "off": comm.off,
         "own": action_of(OWN_ACTION).name,
         "explored": coordinator.loop.budget.share(comm.number, len(comm.keys)),
+        "may_explore": coordinator.loop.budget.limit(comm.number),
         "resting": int(coordinator.loop.resting[comm.rows].sum()),
         "speedup": comm.own_us / comm.took_us if comm.took_us > 0 else None,
         "keys": [_key(coordinator, comm, at) for at in np.argsort(comm.keys).tolist()],

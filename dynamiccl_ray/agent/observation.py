@@ -208,6 +208,7 @@ _DYNAMIC: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
     ("valid_chunks", (N_PAIRS, N_CHUNKS)),
     ("heat", (1,)),
 )
+_LEAST_RATIO: Final = 1e-2
 _SEGMENTS: Final = _STATIC + _DYNAMIC
 _OFFSETS: Final = np.cumsum([0, *(int(np.prod(shape)) for _, shape in _SEGMENTS)]).tolist()
 SIZE: Final[int] = _OFFSETS[-1]
@@ -223,6 +224,12 @@ def part(vector: Any, name: str) -> Any:
         if segment == name:
             return vector[..., _OFFSETS[i] : _OFFSETS[i + 1]].reshape(*vector.shape[:-1], *shape)
     raise KeyError(name)
+
+
+def communication_ratio(context: Floats) -> Floats:
+    """(K,) of encoded contexts (K, STATIC_SIZE): ``WorkloadContext.communication_ratio``, within 0 and 100."""
+    out: Floats = 10 ** part(context, "communication_ratio")[..., 0] - _LEAST_RATIO
+    return out
 
 
 def encode_context(context: Context) -> Floats:
@@ -255,7 +262,7 @@ def encode_context(context: Context) -> Floats:
     put("priority_critical", workload.priority_critical)
     put("intensity", np.log10(workload.intensity) / 4)
     put("local_batch", np.clip(np.log2(workload.local_batch) / 8, -2, 2))
-    put("communication_ratio", np.clip(np.log10(workload.communication_ratio + 1e-2), -2, 2))
+    put("communication_ratio", np.clip(np.log10(workload.communication_ratio + _LEAST_RATIO), -2, 2))
     put("stage", scheduler.stage / 16)
     one_of("role", scheduler.role, Role)
     put("priority", scheduler.priority / 8)
@@ -361,7 +368,7 @@ def decode(vector: Floats) -> dict[str, object]:
         "priority_critical": bool(number("priority_critical")),
         "intensity": 10 ** (number("intensity") * 4),
         "local_batch": 2 ** (number("local_batch") * 8),
-        "communication_ratio": 10 ** number("communication_ratio") - 1e-2,
+        "communication_ratio": float(communication_ratio(vector)),
         "stage": round(number("stage") * 16),
         "role": kind("role", Role),
         "priority": round(number("priority") * 8),

@@ -205,7 +205,8 @@ def _communicators(comms: list[dict[str, Any]]) -> Table:
             ", ".join(f"{n} {phase}" for phase, n in phases.items()),
             f"{tuned} of {len(comm['keys'])}",
             "" if comm["speedup"] is None else f"{comm['speedup']:.3f}x",
-            f"{comm['explored']:.1%}" + (f", {comm['resting']} keys rest" if comm["resting"] else ""),
+            f"{comm['explored']:.1%} of {comm['may_explore']:.1%}"
+            + (f", {comm['resting']} keys rest" if comm["resting"] else ""),
             note or ("in band" if comm["in_band"] else ""),
         )
     return table

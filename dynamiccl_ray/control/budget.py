@@ -3,6 +3,9 @@
 The cost of a decision that explores is what it took above what the best known action would have taken. It may be
 negative: so noise adds up to nothing. A window is counted in collectives, and what a whole one may cost can be spent at
 its beginning: learning late costs more than learning soon.
+
+All communicators together have the share that the experiment says. It is spread by how much communication matters to
+each, its leverage V = f(N) / (M I): one whose computation dwarfs its communication has less to gain than to lose.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from dynamiccl_ray.arrays import Bool, Float64, Int64
 from dynamiccl_ray.config.control import Explore
 
 _BINS: Final = 16
+# Of the mean leverage, the least that counts: whoever has said that communication does not matter may be wrong.
+_LEAST_LEVERAGE: Final = 0.1
 
 
 class Budget:
@@ -26,8 +31,24 @@ class Budget:
         self._unlimited: Final = explore.max_regret >= 1
         # By group, bins of (collectives, us they took, us of them that exploring cost), the newest last.
         self._bins: dict[int, deque[list[float]]] = {}
+        self._leverage: dict[int, float] = {}
         self.cost_us = 0.0
         """What exploring has cost all groups together, ever."""
+
+    def weigh(self, group: Int64, leverage: Float64) -> None:
+        """What communication matters to the groups of these keys (N,): any unit, the same for all."""
+        self._leverage |= dict(zip(group.tolist(), leverage.tolist(), strict=True))
+
+    def limit(self, group: int) -> float:
+        """Of its communication time, what a group may spend. Over all groups, weighted by their time in the last
+        window, that comes to ``max_regret``."""
+        if len(set(self._leverage.values())) < 2:
+            return self._explore.max_regret
+        of = np.array(list(self._leverage.values()))
+        took_us = np.array([sum(us for _, us, _ in self._bins.get(number, ())) for number in self._leverage])
+        of = np.maximum(of, _LEAST_LEVERAGE * of.mean())
+        mean = np.average(of, weights=took_us if took_us.any() else None)
+        return self._explore.max_regret * float(of[list(self._leverage).index(group)] / mean)
 
     def spend(self, group: Int64, collectives: Float64, took_us: Float64, cost_us: Float64, keys: Int64) -> None:
         """Decisions (N,) that are over; ``keys`` (N,) is how many keys the group of each has."""
@@ -59,13 +80,16 @@ class Budget:
         if self._unlimited or not len(group):
             return np.zeros(len(group), np.bool_)
         numbers, of, counts = np.unique(group, return_inverse=True, return_counts=True)
-        shares = [self.share(number, keys) for number, keys in zip(numbers.tolist(), counts.tolist(), strict=True)]
-        return np.asarray(np.array(shares)[of] >= self._explore.max_regret)
+        spent = [
+            self.share(g, keys) >= self.limit(g) for g, keys in zip(numbers.tolist(), counts.tolist(), strict=True)
+        ]
+        return np.array(spent)[of]
 
     def keep(self, group: Int64) -> None:
         """Forgets all groups but those of these keys."""
         kept = set(group.tolist())
         self._bins = {number: bins for number, bins in self._bins.items() if number in kept}
+        self._leverage = {number: of for number, of in self._leverage.items() if number in kept}
 
     # -- durability --
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts
-from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
+from dynamiccl_ray.agent.observation import SIZE, KeyView, communication_ratio, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control import check
@@ -124,6 +124,7 @@ class Loop:
         self.cusum.grow(n)
         self.checks.grow(n)
         self.offers.grow(n)
+        self.budget.weigh(keys.group, communication_ratio(keys.context))
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))

@@ -45,6 +45,23 @@ def test_a_group_spends_for_itself_alone() -> None:
     assert budget.share(0, 1) == 0 < budget.share(1, 1)
 
 
+def test_who_communicates_much_may_explore_much() -> None:
+    budget = Budget(Explore(max_regret=LIMIT, window=WINDOW))
+    groups, took_us = np.array([0, 1, 1, 2]), {0: 100.0, 1: 300.0, 2: 100.0}
+    budget.weigh(groups, np.full(4, 2.0))
+    assert [budget.limit(group) for group in took_us] == [LIMIT] * 3
+    budget.weigh(groups, np.array([4.0, 1.0, 1.0, 0.0]))
+    for group, us in took_us.items():
+        spend(budget, group, 8, us, 0.0)
+    limits = [budget.limit(group) for group in took_us]
+    assert limits[0] == pytest.approx(4 * limits[1])
+    assert 0 < limits[2] < limits[1] / 4, "next to nothing, but for a mistake"
+    assert np.average(limits, weights=list(took_us.values())) == pytest.approx(LIMIT)
+    spend(budget, 0, 8, 100.0, 6.0)
+    spend(budget, 2, 8, 100.0, 6.0)
+    assert budget.spent(np.array([0, 1, 2])).tolist() == [False, False, True]
+
+
 def test_what_was_spent_survives_a_restart() -> None:
     before, after = Budget(Explore(window=WINDOW)), Budget(Explore(window=WINDOW))
     for group in (4, 4, 7):
