@@ -82,7 +82,8 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     status = status_of(coordinator).as_dict()
     alarms = status.pop("alarms")
     del status["history"]
-    comms = [_communicator(coordinator, comm) for comm in coordinator.comms.values()]
+    limits = coordinator.loop.budget.limits()
+    comms = [_communicator(coordinator, comm, limits.get(comm.number)) for comm in coordinator.comms.values()]
     return status | {
         "run": coordinator.plan.run,
         "job": coordinator.experiment.job,
@@ -93,7 +94,7 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def _communicator(coordinator: Coordinator, comm: Communicator) -> dict[str, Any]:
+def _communicator(coordinator: Coordinator, comm: Communicator, may_explore: float | None) -> dict[str, Any]:
     return {
         "communicator": f"{comm.example.comm:016x}",
         "name": comm.example.name,
@@ -105,7 +106,7 @@ def _communicator(coordinator: Coordinator, comm: Communicator) -> dict[str, Any
         "off": comm.off,
         "own": action_of(OWN_ACTION).name,
         "explored": coordinator.loop.budget.share(comm.number, len(comm.keys)),
-        "may_explore": coordinator.loop.budget.limit(comm.number),
+        "may_explore": may_explore,
         "resting": int(coordinator.loop.resting[comm.rows].sum()),
         "speedup": comm.own_us / comm.took_us if comm.took_us > 0 else None,
         "keys": [_key(coordinator, comm, at) for at in np.argsort(comm.keys).tolist()],

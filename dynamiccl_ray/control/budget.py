@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.arrays import Bool, Float64, Int64
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Explore
 
 _BINS: Final = 16
@@ -35,20 +35,21 @@ class Budget:
         self.cost_us = 0.0
         """What exploring has cost all groups together, ever."""
 
-    def weigh(self, group: Int64, leverage: Float64) -> None:
+    def weigh(self, group: Int64, leverage: Float32) -> None:
         """What communication matters to the groups of these keys (N,): any unit, the same for all."""
         self._leverage |= dict(zip(group.tolist(), leverage.tolist(), strict=True))
 
-    def limit(self, group: int) -> float:
-        """Of its communication time, what a group may spend. Over all groups, weighted by their time in the last
+    def limits(self) -> dict[int, float]:
+        """Of its communication time, what each group may spend. Over all groups, weighted by their time in the last
         window, that comes to ``max_regret``."""
+        most = self._explore.max_regret
         if len(set(self._leverage.values())) < 2:
-            return self._explore.max_regret
+            return dict.fromkeys(self._leverage, most)
         of = np.array(list(self._leverage.values()))
-        took_us = np.array([sum(us for _, us, _ in self._bins.get(number, ())) for number in self._leverage])
         of = np.maximum(of, _LEAST_LEVERAGE * of.mean())
+        took_us = np.array([sum(us for _, us, _ in self._bins.get(number, ())) for number in self._leverage])
         mean = np.average(of, weights=took_us if took_us.any() else None)
-        return self._explore.max_regret * float(of[list(self._leverage).index(group)] / mean)
+        return dict(zip(self._leverage, (most * of / mean).tolist(), strict=True))
 
     def spend(self, group: Int64, collectives: Float64, took_us: Float64, cost_us: Float64, keys: Int64) -> None:
         """Decisions (N,) that are over; ``keys`` (N,) is how many keys the group of each has."""
@@ -80,9 +81,9 @@ class Budget:
         if self._unlimited or not len(group):
             return np.zeros(len(group), np.bool_)
         numbers, of, counts = np.unique(group, return_inverse=True, return_counts=True)
-        spent = [
-            self.share(g, keys) >= self.limit(g) for g, keys in zip(numbers.tolist(), counts.tolist(), strict=True)
-        ]
+        limits, most = self.limits(), self._explore.max_regret
+        mine = zip(numbers.tolist(), counts.tolist(), strict=True)
+        spent = [self.share(number, keys) >= limits.get(number, most) for number, keys in mine]
         return np.array(spent)[of]
 
     def keep(self, group: Int64) -> None:

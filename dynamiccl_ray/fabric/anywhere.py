@@ -75,7 +75,7 @@ def anywhere(rng: np.random.Generator, name: str) -> Cluster:
             "compute_capability": compute,
             "cpu_vendor": rng.choice(["intel", "amd", "arm"]),
             "nvswitches": int(nvls) * 4,
-            "channels": int(max(2, min(32, channels * 2 ** rng.integers(0, 3)))),
+            "channels": max(2, min(32, channels * 2 ** int(rng.integers(0, 3)))),
             "path_intra": {"nvlink": 1, "c2c": 1, "pcie": int(rng.choice([4, 5, 8, 9]))}[intra],
             "path_inter": int(rng.choice([4, 5, 7, 8])),
             "nic_latency_us": 0.0 if inter == "tcp" else rng.uniform(0, 5),

@@ -49,11 +49,11 @@ def test_who_communicates_much_may_explore_much() -> None:
     budget = Budget(Explore(max_regret=LIMIT, window=WINDOW))
     groups, took_us = np.array([0, 1, 1, 2]), {0: 100.0, 1: 300.0, 2: 100.0}
     budget.weigh(groups, np.full(4, 2.0))
-    assert [budget.limit(group) for group in took_us] == [LIMIT] * 3
+    assert budget.limits() == dict.fromkeys(took_us, LIMIT)
     budget.weigh(groups, np.array([4.0, 1.0, 1.0, 0.0]))
     for group, us in took_us.items():
         spend(budget, group, 8, us, 0.0)
-    limits = [budget.limit(group) for group in took_us]
+    limits = list(budget.limits().values())
     assert limits[0] == pytest.approx(4 * limits[1])
     assert 0 < limits[2] < limits[1] / 4, "next to nothing, but for a mistake"
     assert np.average(limits, weights=list(took_us.values())) == pytest.approx(LIMIT)
