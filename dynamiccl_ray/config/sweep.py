@@ -131,6 +131,23 @@ class Limits(Section):
     """No trial starts after this long, and those that run are ended."""
 
 
+class Mlflow(Section):
+    """Where trials are tracked with MLflow."""
+
+    uri: str | None = None
+    """Of the tracking server or store; absent: what MLFLOW_TRACKING_URI says."""
+    experiment: str | None = None
+    """Absent: the sweep's name."""
+
+
+class Wandb(Section):
+    """Where trials are tracked with Weights & Biases, whose own environment variables hold too."""
+
+    project: str = "dynamiccl"
+    group: str | None = None
+    """Absent: the sweep's name."""
+
+
 def _space(given: Any) -> Any:
     if isinstance(given, dict):
         return {name: [_number(v) for v in of] if isinstance(of, list) else of for name, of in given.items()}
@@ -198,6 +215,10 @@ class Sweep(Section):
     """Trials at a time; absent: as many as there is room for."""
     resources: Resources = Resources()
     stop: Limits = Limits()
+    mlflow: Mlflow | None = None
+    """Settings and results of every trial go there too."""
+    wandb: Wandb | None = None
+    """As ``mlflow``."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -23,6 +23,7 @@ from dynamiccl_ray.trainers.common.cluster import start_ray
 from dynamiccl_ray.trainers.online.outputs import SWEEP, register
 from dynamiccl_ray.trainers.sweep.results import Row, best_of, document, rows_of
 from dynamiccl_ray.trainers.sweep.search import optuna_search
+from dynamiccl_ray.trainers.sweep.trackers import trackers
 from dynamiccl_ray.trainers.sweep.trials import TRIALS
 from dynamiccl_ray.trainers.sweep.watch import Watch, callback
 
@@ -47,6 +48,7 @@ def run_sweep(sweep: Sweep, target: Target, out: Path, console: Console) -> dict
     """
     import ray
 
+    trackers(sweep)
     _claim(sweep, target, out)
     os.environ.update(_TUNE)
     # Trials that fail are in the results, with their reasons.
@@ -188,7 +190,7 @@ class _Search:
             name=self._name,
             storage_path=str(self._storage),
             checkpoint_config=tune.CheckpointConfig(checkpoint_frequency=int(goes_on), checkpoint_at_end=goes_on),
-            callbacks=[JsonLoggerCallback(), callback()],
+            callbacks=[JsonLoggerCallback(), *trackers(self._sweep), callback()],
             verbose=0,
         )
 
