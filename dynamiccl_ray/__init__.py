@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dynamiccl_ray.fabric.physics import Physics
     from dynamiccl_ray.fabric.presets import find_cluster
     from dynamiccl_ray.plugin_bridge.job import report_fault, report_step
+    from dynamiccl_ray.plugin_bridge.threads import threads
     from dynamiccl_ray.report.data import read_run
     from dynamiccl_ray.report.page import write_report
     from dynamiccl_ray.simulation.scenario import Scenario
@@ -46,6 +47,7 @@ __all__ = [
     "report_step",
     "run_method",
     "run_online",
+    "threads",
     "train",
     "write_report",
 ]
@@ -68,6 +70,7 @@ _HOMES: Final = {
     "report_step": "plugin_bridge.job:report_step",
     "run_method": "baselines.run:run",
     "run_online": "trainers.online.run:run_online",
+    "threads": "plugin_bridge.threads:threads",
     "train": "trainers.model.curriculum:run_curriculum",
     "write_report": "report.page:write_report",
 }

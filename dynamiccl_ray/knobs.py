@@ -61,6 +61,8 @@ N_PAIRS: Final = 1 + N_ALGORITHMS * N_PROTOCOLS
 CHANNEL_VALUES: Final = (0, 1, 2, 4, 8, 12, 16, 24, 32)
 # 0 means NCCL's own chunk; otherwise bytes.
 CHUNK_VALUES: Final = (0, *(1 << k for k in range(14, 23)))
+# 0 means NCCL's own; of a communicator, not of a call.
+THREAD_VALUES: Final = (0, 64, 128, 256, 512)
 
 
 def pair_index(algorithm: int, protocol: int) -> int:

@@ -7,7 +7,7 @@ import argparse
 import shlex
 import sys
 
-from dynamiccl_ray.errors import RunError
+from dynamiccl_ray.errors import DynamicclError
 from dynamiccl_ray.plugin_bridge.doctor import plugin_variables
 
 
@@ -17,10 +17,13 @@ def main() -> None:
         description='The variables to export in every training process: eval "$(... --job NAME)".',
     )
     parser.add_argument("--job", default="default", help="job id that the run will look for")
-    job: str = parser.parse_args().job
+    parser.add_argument(
+        "--threads", type=int, default=0, help="of NCCL's kernels, for all communicators; 0: NCCL's own"
+    )
+    given = parser.parse_args()
     try:
-        variables = plugin_variables(job)
-    except RunError as e:
+        variables = plugin_variables(given.job, given.threads)
+    except DynamicclError as e:
         sys.exit(f"error: {e}")
     for name, value in variables.items():
         print(f"export {name}={shlex.quote(value)}")

@@ -16,6 +16,7 @@ from dynamiccl_ray.plugin_bridge import plugin_path
 from dynamiccl_ray.plugin_bridge.channel import Channel, Status
 from dynamiccl_ray.plugin_bridge.coverage import Coverage
 from dynamiccl_ray.plugin_bridge.segments import remove_stale, segments, shm_dir
+from dynamiccl_ray.plugin_bridge.threads import thread_variables
 from dynamiccl_ray.static.blocks import read_blocks, unsafe
 
 TUNER_VERSIONS = range(2, 7)
@@ -42,19 +43,25 @@ def require_plugin() -> Path:
     return path
 
 
-def plugin_variables(job: str) -> dict[str, str]:
-    """What every training process must export. NCCL loads each half by its own variable; both are needed."""
+def plugin_variables(job: str, threads: int = 0) -> dict[str, str]:
+    """What every training process must export. NCCL loads each half by its own variable; both are needed.
+
+    Raises ConfigError for a number of threads that does not exist.
+    """
+    more = thread_variables(threads)
     path = str(require_plugin())
-    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path, "DYNAMICCL_JOB_ID": job}
+    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path, "DYNAMICCL_JOB_ID": job, **more}
 
 
-def static_variables(table: Path) -> dict[str, str]:
-    """The same for a job that a static table decides for. Raises ConfigError for one that the plugin would refuse."""
+def static_variables(table: Path, threads: int = 0) -> dict[str, str]:
+    """The same for a job that a static table decides for. Raises ConfigError, too, for one that the plugin would
+    refuse."""
+    more = thread_variables(threads)
     read_blocks(table)
     if problem := unsafe(table.absolute()):
         raise ConfigError(f"{table}: {problem}")
     path = str(require_plugin())
-    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path, "DYNAMICCL_TABLE": str(table.absolute())}
+    return {"NCCL_TUNER_PLUGIN": path, "NCCL_PROFILER_PLUGIN": path, "DYNAMICCL_TABLE": str(table.absolute()), **more}
 
 
 def diagnose(*, fix: bool = False) -> list[Check]:

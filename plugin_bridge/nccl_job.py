@@ -111,7 +111,7 @@ class _Page:
         return _STATES[int(self.pid_and_state[rank]) >> 32]
 
 
-def _meeting(path: Path, *, max_comms: int, max_ranks: int) -> None:
+def make_meeting(path: Path, *, max_comms: int, max_ranks: int) -> None:
     """An empty file through which ranks wait for each other; ``gpu/meeting.h``."""
     cells, transfers = 4096 * 24, max_ranks * max_ranks * 64 * 32
     comm_bytes = (16 + cells + transfers + 4095) & ~4095
@@ -179,7 +179,7 @@ class NcclJob:
         self._n_phases = times.n_phases if times is not None else 255
         program.write(directory / "program.bin")
         self._page = _Page(directory / "job.page", len(program.ranks), len(program.comms))
-        _meeting(directory / "meeting", max_comms=64, max_ranks=min(len(program.ranks), 16))
+        make_meeting(directory / "meeting", max_comms=64, max_ranks=min(len(program.ranks), 16))
         self._env = {**os.environ, **(env or {}), "GPU_MEETING": str(directory / "meeting")}
         self._env |= {"GPU_PACE": str(pace), "GPU_LEAST_US": str(least_us)}
         self._env["LD_LIBRARY_PATH"] = f"{library.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"

@@ -36,6 +36,7 @@ PUBLIC = {
     "report_step": ["step", "iteration_s", "loss"],
     "run_method": ["scenario", "factory", "steps", "seed"],
     "run_online": ["experiment", "directory", "serial", "resume", "progress", "say"],
+    "threads": ["count"],
     "train": ["curriculum", "out", "resume", "runners", "learners", "progress"],
     "write_report": ["run"],
 }

@@ -47,12 +47,15 @@ def plugin_env(
     table: Annotated[
         Path | None, typer.Option(help="Static table that decides, in place of a run; at the same path on every node.")
     ] = None,
+    threads: Annotated[
+        int, typer.Option(help="Of NCCL's kernels, for all communicators: 64, 128, 256 or 512. 0: NCCL's own.")
+    ] = 0,
     as_json: AsJson = False,
 ) -> None:
     """The variables to export in every training process: eval "$(dynamiccl plugin env --job NAME)"."""
     from dynamiccl_ray.plugin_bridge.doctor import plugin_variables, static_variables
 
-    variables = plugin_variables(job) if table is None else static_variables(table)
+    variables = plugin_variables(job, threads) if table is None else static_variables(table, threads)
     if as_json:
         emit(variables)
     else:
