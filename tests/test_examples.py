@@ -96,7 +96,7 @@ def test_a_run_beside_ddp_puts_tables_in_force_between_its_steps(tmp_path: Path,
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     with running(job, tmp_path / "job", *TORCHRUN, "2", "examples/emulated.py", "examples/ddp.py", "--steps=1000000"):
         done = subprocess.run(
-            [sys.executable, "-m", "dynamiccl_ray", "online", "examples/online.yaml", "--serial", "--json",
+            [sys.executable, "-m", "dynamiccl_ray", "online", "in-band", "--serial", "--json",
              "--out", str(tmp_path / "run"), *words],
             cwd=ROOT, capture_output=True, text=True, timeout=150,
         )  # fmt: skip
