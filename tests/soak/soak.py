@@ -8,6 +8,7 @@ longer than the bound, something left behind.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -53,16 +54,17 @@ class Training:
         self._directory = directory
         options = [*(["--nccl", str(nccl)] if nccl else []), *(["--in-band"] if in_band else [])]
         with (directory / "job.txt").open("wb") as said:
-            # NCCL's proxy threads never sleep. A node has cores for them and for us; where it has not, we go first.
-            command = ["nice", "-n", "10", sys.executable, str(Path(__file__).with_name("job.py"))]
+            command = [sys.executable, str(Path(__file__).with_name("job.py"))]
             self._process = subprocess.Popen(
                 [*command, str(directory), job, str(rate_hz), *options],
+                start_new_session=True,
                 stdin=subprocess.PIPE,
                 stdout=said,
                 stderr=said,
                 # The package before its tests, whose folders have its name.
                 env=os.environ | {"PYTHONPATH": f"{TESTS.parent}:{TESTS}"},
             )
+        _give_way(self._process.pid)
         up = directory / "up.json"
         while not up.exists():
             self.check()
@@ -84,6 +86,17 @@ class Training:
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+
+
+def _give_way(pid: int) -> None:
+    """NCCL's proxy threads never sleep. A node has cores for them and for us; where it has not, we go first.
+
+    Where Linux shares the processors between sessions (man 7 sched, "The autogroup feature"), a process's own nice value
+    counts only within its session.
+    """
+    os.setpriority(os.PRIO_PROCESS, pid, 10)
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text("19")
 
 
 def soak(
