@@ -91,8 +91,8 @@ class Training:
 def _give_way(pid: int) -> None:
     """NCCL's proxy threads never sleep. A node has cores for them and for us; where it has not, we go first.
 
-    Where Linux shares the processors between sessions (man 7 sched, "The autogroup feature"), a process's own nice value
-    counts only within its session.
+    Where Linux shares the processors between sessions (man 7 sched, "The autogroup feature"), a process's own nice
+    value counts only within its session.
     """
     os.setpriority(os.PRIO_PROCESS, pid, 10)
     with contextlib.suppress(OSError):
