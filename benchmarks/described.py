@@ -1,7 +1,7 @@
 """What it is worth to say which cluster a job runs on, and what it costs to say another: three choosers in one control
 loop, the policy, Thompson sampling and uniform draws, on the held-out clusters or on random ones.
 
-    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--policy policy.pt]
+    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--policies policy.pt ...]
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--scenarios", type=int, default=6, help="half as many of each cluster")
     parser.add_argument("--random", type=int, help="on so many random clusters instead")
-    parser.add_argument("--policy", type=Path, default=DEFAULT_POLICY)
+    parser.add_argument("--policies", type=Path, nargs="+", default=[DEFAULT_POLICY], help="each a chooser")
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
     procedure = Procedure(runs=given.runs)
     jobs = _jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure))
     choosers: dict[str, Factory] = {
-        "policy": learned(policy.load(given.policy)),
+        **{f"policy {n}" if n else "policy": learned(policy.load(path)) for n, path in enumerate(given.policies)},
         "thompson": Thompson,
         "uniform": Uniform,
     }
