@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -65,11 +67,13 @@ GALLERY = sorted(
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda p: f"{p.parent.name}/{p.stem}")
 def test_a_file_of_the_gallery_says_what_it_shows_and_loads(path: Path) -> None:
-    schema, about, *_ = path.read_text().splitlines()
+    schema, about, *more = path.read_text().splitlines()
     kind = {"online": "experiment", "curricula": "curriculum", "sweeps": "sweep"}[path.parent.name]
     assert schema == f"# yaml-language-server: $schema=../../dynamiccl_ray/data/schema/{kind}.json"
     assert about.startswith("# ")
-    assert about.strip("# ")
+    header = " ".join([about, *itertools.takewhile(lambda line: line.startswith("#"), more)])
+    assert "Expect: " in header
+    assert re.search(r"second|minute|until you end it", header), "how long it takes"
     {"online": load, "curricula": load_curriculum, "sweeps": load_sweep}[path.parent.name](path)
 
 
