@@ -83,7 +83,7 @@ def test_the_list_has_every_file_with_its_first_comment(
 ) -> None:
     listed = json.loads(_run(capsys, monkeypatch, "list", "--json"))
     assert {kind: list(found) for kind, found in listed.items()} == {kind.value: names(kind.value) for kind in Kind}
-    assert listed["experiment"]["p5en-warm"].startswith("64 GPUs, measured on AWS p5en")
+    assert listed["experiment"]["p5en-warm"].startswith("A warm start: 64 GPUs, measured on AWS p5en")
     for found in listed.values():
         assert all(words and "yaml-language-server" not in words for words in found.values())
     assert "dgx-h100-ndr-sharp" in _run(capsys, monkeypatch, "list")
