@@ -71,8 +71,13 @@ def status_of(coordinator: Coordinator) -> Status:
 
 def _saturated(coordinator: Coordinator, tuned_step_s: float | None) -> bool | None:
     """``Status.lossless_saturated``."""
-    alone_s = coordinator.experiment.computation_s
+    alone_s, steering = coordinator.experiment.computation_s, coordinator.steering
     if alone_s is None or tuned_step_s is None or coordinator.phases.phase is not Phase.EXPLOIT:
+        return None
+    # What is learned has to be in force, everywhere.
+    if steering.mode != "active" or steering.rolled_back or steering.canary:
+        return None
+    if any(comm.off for comm in coordinator.comms.values()):
         return None
     return tuned_step_s > _SATURATED * alone_s
 
@@ -83,7 +88,7 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     alarms = status.pop("alarms")
     del status["history"]
     limits = coordinator.loop.budget.limits()
-    comms = [_communicator(coordinator, comm, limits.get(comm.number)) for comm in coordinator.comms.values()]
+    comms = [_communicator(coordinator, comm, limits.get(comm.number, 0.0)) for comm in coordinator.comms.values()]
     return status | {
         "run": coordinator.plan.run,
         "job": coordinator.experiment.job,
@@ -94,7 +99,7 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def _communicator(coordinator: Coordinator, comm: Communicator, may_explore: float | None) -> dict[str, Any]:
+def _communicator(coordinator: Coordinator, comm: Communicator, may_explore: float) -> dict[str, Any]:
     return {
         "communicator": f"{comm.example.comm:016x}",
         "name": comm.example.name,

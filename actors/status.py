@@ -144,7 +144,7 @@ class Status:
     tuned_step_s: float | None = None
     lossless_saturated: bool | None = None
     """Whether tuned steps still take clearly longer than their computation alone, so that no choice of NCCL's can help
-    further; None while keys learn, or where one of both is not known."""
+    further; None while keys learn, where not all that was learned is in force, or where one of both is not known."""
     mode: str = "active"
     rolled_back: bool = False
     """What was exploited before is in force, until another mode is ordered."""

@@ -28,13 +28,14 @@ def thread_variables(count: int) -> dict[str, str]:
     """
     if count not in THREAD_VALUES:
         raise ConfigError(f"threads is {count}; there are {', '.join(map(str, THREAD_VALUES))} (0: NCCL's own)")
-    no_cache = {_NO_CACHE: ",".join(_NAMES)}
+    told = [name for name in os.environ.get(_NO_CACHE, "").split(",") if name and name not in _NAMES]
+    no_cache = {_NO_CACHE: ",".join([*told, *_NAMES])}
     return {**dict(zip(_NAMES, (str(count), str(max(count, _LEAST_LL128))), strict=True)), **no_cache} if count else {}
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Communicators that NCCL makes within have so many threads. Every rank of them has to say the same.
+    """Communicators that NCCL makes within have so many threads at most. Every rank of them has to say the same.
 
         with dynamiccl_ray.threads(256):
             group = dist.new_group(ranks)

@@ -227,6 +227,8 @@ class Sweep(Section):
                 raise ValueError(f"space.{key}: a range has no grid; list its values, or use sampler: random or optuna")
             if self.sampler == "grid" and space.choice is not None:
                 raise ValueError(f"space.{key}: choice is for the samplers random and optuna; give a list")
+        if self.mlflow is not None and isinstance(self.scheduler, Pbt):
+            raise ValueError("mlflow: it refuses settings that change in a trial, as with pbt; use wandb, or remove it")
         if self.sampler == "grid" and self.samples is not None:
             raise ValueError("samples: a grid has as many as it has; remove it, or use sampler: random or optuna")
         if self.sampler != "grid" and self.samples is None:

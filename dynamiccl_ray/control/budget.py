@@ -4,8 +4,8 @@ The cost of a decision that explores is what it took above what the best known a
 negative: so noise adds up to nothing. A window is counted in collectives, and what a whole one may cost can be spent at
 its beginning: learning late costs more than learning soon.
 
-All communicators together have the share that the experiment says. It is spread by how much communication matters to
-each, its leverage V = f(N) / (M I): one whose computation dwarfs its communication has less to gain than to lose.
+That share is for the communicator to which communication matters most, by its leverage V = f(N) / (M I). Others have as
+much less as their leverage is: one whose computation dwarfs its communication has less to gain than to lose.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.config.control import Explore
 
 _BINS: Final = 16
-# Of the mean leverage, the least that counts: whoever has said that communication does not matter may be wrong.
+# Of the most leverage, the least that counts: whoever has said that communication does not matter may be wrong.
 _LEAST_LEVERAGE: Final = 0.1
 
 
@@ -40,16 +40,12 @@ class Budget:
         self._leverage |= dict(zip(group.tolist(), leverage.tolist(), strict=True))
 
     def limits(self) -> dict[int, float]:
-        """Of its communication time, what each group may spend. Over all groups, weighted by their time in the last
-        window, that comes to ``max_regret``."""
-        most = self._explore.max_regret
-        if len(set(self._leverage.values())) < 2:
-            return dict.fromkeys(self._leverage, most)
-        of = np.array(list(self._leverage.values()))
-        of = np.maximum(of, _LEAST_LEVERAGE * of.mean())
-        took_us = np.array([sum(us for _, us, _ in self._bins.get(number, ())) for number in self._leverage])
-        mean = np.average(of, weights=took_us if took_us.any() else None)
-        return dict(zip(self._leverage, (most * of / mean).tolist(), strict=True))
+        """Of its communication time, what each group may spend: ``max_regret`` at most."""
+        if self._unlimited or not self._leverage:
+            return dict.fromkeys(self._leverage, self._explore.max_regret)
+        most = max(self._leverage.values())
+        share = {g: max(_LEAST_LEVERAGE, of / most) if most > 0 else 1.0 for g, of in self._leverage.items()}
+        return {g: self._explore.max_regret * of for g, of in share.items()}
 
     def spend(self, group: Int64, collectives: Float64, took_us: Float64, cost_us: Float64, keys: Int64) -> None:
         """Decisions (N,) that are over; ``keys`` (N,) is how many keys the group of each has."""

@@ -103,7 +103,8 @@ def _log(rng: np.random.Generator, between: tuple[float, float]) -> float:
 
 def _rates(rng: np.random.Generator, simple: float) -> dict[str, float]:
     """LL sends as many flags as data, and waits for both; LL128 one in sixteen."""
-    return {"ll": simple * rng.uniform(0.12, 0.5), "ll128": simple * rng.uniform(0.45, 0.95), "simple": simple}
+    ll = rng.uniform(0.12, 0.5)
+    return {"ll": simple * ll, "ll128": simple * rng.uniform(max(ll, 0.45), 15 / 16), "simple": simple}
 
 
 def _steps(rng: np.random.Generator, ll: float) -> dict[str, float]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import numpy as np
 import pytest
 from driven import KEY, OTHER, REAL, RING, TREE, Run, experiment_of, one_term
 from pydantic import ValidationError
+from rich.console import Console
 
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.overview import answer, overview, status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.steering import check
 from dynamiccl_ray.agent.observation import decode
+from dynamiccl_ray.cli.live import _page
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ConfigError
@@ -271,6 +274,17 @@ def test_what_no_choice_of_nccls_can_hide_is_said_once_all_is_learned() -> None:
         for _ in range(20):
             epoch(seconds)
         assert status_of(run.core).lossless_saturated is limited
+    run.core.order({"order": "rollback"})
+    run.epoch()
+    assert status_of(run.core).lossless_saturated is None, "not all that was learned is in force"
     silent = Run().join()
     silent.until(Phase.EXPLOIT)
     assert status_of(silent.core).lossless_saturated is None, "nobody has said what computation takes"
+
+
+def test_a_communicator_without_a_key_has_nothing_to_explore_and_a_page() -> None:
+    run = Run().join()
+    said = overview(run.core)
+    assert [comm["may_explore"] for comm in said["communicators"]] == [0.0]
+    with Console(file=io.StringIO()) as console:
+        console.print(_page(said, keys=True))

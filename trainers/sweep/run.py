@@ -93,7 +93,11 @@ def _complete(rows: Sequence[Row]) -> bool:
 def _claim(sweep: Sweep, target: Target, out: Path) -> None:
     """What another sweep left is not gone on from."""
     about = json.dumps(
-        {"sweep": sweep.model_dump(mode="json"), "target": target.load({}).model_dump(mode="json")}, indent=1
+        {
+            "sweep": sweep.model_dump(mode="json", exclude={"mlflow", "wandb"}),
+            "target": target.load({}).model_dump(mode="json"),
+        },
+        indent=1,
     )
     path = out / ABOUT
     if path.exists() and path.read_text() != about:
