@@ -33,7 +33,7 @@ SUBJECTS = {
     "test_ends": ("ends", "every order of destroy, finalize and abort, while records are read"),
     "test_online": ("online", "a job of several groups is learned, exploited, and learned anew after a shift"),
     "test_replay_on_nccl": ("replay", "what was recorded is played, and recorded as the same"),
-    "test_threads": ("threads", "a communicator has those that were asked for when it was made"),
+    "test_nthreads": ("threads", "a communicator has those that were asked for when it was made"),
     "test_leaks": ("leaks", "100 communicators leave no memory, files or segments"),
     "test_costs": ("bench", "every set-up of `bench plugin --nccl` gives numbers"),
     "test_sanitizers": ("sanitizers", "no report of the plugin's code"),

@@ -22,7 +22,7 @@ from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.evaluation import suite as evaluation_suite
 from dynamiccl_ray.evaluation.suite import SCALE_GPUS, SUBJECT, TIER_BYTES, TIER_PLACES
 from dynamiccl_ray.report.evaluation import findings, terminal_table
-from dynamiccl_ray.simulation.splits import NOISE
+from dynamiccl_ray.simulation.splits import NOISE, RANDOM
 
 YAML = """
 name: tiny
@@ -70,6 +70,7 @@ def test_a_tiny_evaluation(
     assert [split["name"] for split in document["splits"]] == [
         "training: near",
         "held out: cloud-tcp",
+        RANDOM,
         *(f"noise: {name}" for name in NOISE),
         *(f"measured p5en, {n} nodes" for n in (4, 8, 16, 32)),
         "held out",
