@@ -15,6 +15,7 @@ from dynamiccl_ray.actors.rewards import JobReward
 from dynamiccl_ray.arrays import Bool, Int64
 from dynamiccl_ray.control.agreement import Agreement
 from dynamiccl_ray.control.table import DecisionTable
+from dynamiccl_ray.fabric.recognise import Recognised
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.plugin_bridge.coverage import Coverage
 
@@ -43,6 +44,8 @@ class Communicator:
     """Those of ``tables`` that are not applied."""
     tables: dict[int, Int64] = field(default_factory=lambda: {0: np.zeros(N_KEYS, np.int64)})
     """Version -> (N_KEYS,) flat actions, of the last ones."""
+    like: Recognised | None = None
+    """The cluster that NCCL's own costs are like, where nobody says which one it is."""
     max_channels: int = 1
     fingerprints: dict[int, dict[int, int]] = field(default_factory=dict)
     """Window -> rank -> hash."""

@@ -413,6 +413,8 @@ class Coordinator:
             self.loop.grow(Keys.join([self.plan.keys(comm, comm.keys.tolist()) for comm in keyed]).part(order))
             self.loop.keys.cost[:] = arrays["cost"]
             self.loop.restore(arrays)
+            for comm in keyed:
+                self.intake.recognise(comm)
             self.phases.restore(said["phases"])
             if said["run"] == self.plan.run:  # orders are for a run; the one after it begins as its experiment says
                 self.steering.restore(said["steering"])

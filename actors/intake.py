@@ -12,8 +12,10 @@ from dynamiccl_ray.actors.messages import CommReport
 from dynamiccl_ray.actors.phases import Phases
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.reduction import Part
+from dynamiccl_ray.agent.observation import encode_context
 from dynamiccl_ray.control.loop import Due, Loop, Phase
 from dynamiccl_ray.control.table import DecisionTable
+from dynamiccl_ray.fabric.recognise import recognised
 
 log = logging.getLogger("dynamiccl.coordinator")
 
@@ -73,13 +75,36 @@ class Intake:
         """NCCL's own cost tables, as one rank saw them: what it marks -1 is not available."""
         if new := [key for key in report.costs if key not in comm.keys]:
             self.add_keys(comm, new)
+        heard = False
         for row, cost in zip(comm.rows[comm.position([*report.costs])], report.costs.values(), strict=True):
             if not self._loop.offers.known[row]:
                 self._loop.offer(int(row), cost.reshape(-1))
+                heard = True
+        if heard:
+            self.recognise(comm)
         for key, action in report.refused.items():
             (at,) = comm.position([key])
             if at >= 0:
                 self._loop.forbid(int(comm.rows[at]), action)
+
+    def recognise(self, comm: Communicator) -> None:
+        """Says what to expect on the cluster that NCCL's own costs are like, where nobody says which one it is."""
+        if not self._plan.recognises:
+            return
+        loop, of, member = self._loop, comm.rows, comm.example
+        keys = loop.keys
+        like = recognised(member.ranks, member.nodes, keys.collective[of], keys.nbytes[of], keys.cost[of])
+        if like is None or (comm.like is not None and comm.like.cluster.name == like.cluster.name):
+            return
+        comm.like = like
+        log.info(
+            "communicator %016x: NCCL's own costs are like those on %s (off by %.0f %%): its model says what to expect",
+            member.comm,
+            like.cluster.name,
+            100 * like.distance,
+        )
+        context = encode_context(self._plan.about(member, like))
+        loop.expect(of, self._plan.expected(comm, keys.collective[of], keys.nbytes[of]), context)
 
     def at_baseline(self, comm: Communicator) -> bool:
         """What runs on a communicator is NCCL's own choice."""

@@ -109,6 +109,7 @@ def _communicator(coordinator: Coordinator, comm: Communicator, may_explore: flo
         "in_band": comm.in_band,
         "version": comm.version,
         "off": comm.off,
+        "like": comm.like.cluster.name if comm.like is not None else None,
         "own": action_of(OWN_ACTION).name,
         "explored": coordinator.loop.budget.share(comm.number, len(comm.keys)),
         "may_explore": may_explore,

@@ -23,6 +23,7 @@ from dynamiccl_ray.control.loop import Keys, salt_of
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.describe import described, topology_of
 from dynamiccl_ray.fabric.pricing import expected
+from dynamiccl_ray.fabric.recognise import Recognised
 from dynamiccl_ray.keys import key_parts
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR
 
@@ -43,6 +44,8 @@ class Plan:
     """Streaming multiprocessors of a GPU; None where nobody says."""
     model: Cluster | None = None
     """Whose physical model says what to expect before anything is measured; None where nobody described the cluster."""
+    recognises: bool = False
+    """Whether NCCL's own costs are to tell which cluster each communicator is on."""
     earlier: Earlier = field(default_factory=Earlier)
     """What earlier runs measured."""
     valid: dict[int, Bool] | None = None
@@ -60,17 +63,18 @@ class Plan:
             return "the experiment does not tune it"
         return hands_off(self.about(member)) or ""
 
-    def topology_of(self, member: Member) -> Topology:
-        """Of a rank's communicator."""
+    def topology_of(self, member: Member, like: Recognised | None = None) -> Topology:
+        """Of a rank's communicator, that was recognised as one on a cluster ``like`` this."""
         if self.cluster is not None:
             return topology_of(self.cluster, member.nodes, member.ranks)
-        return described(self.topology, member.nodes, member.ranks)
+        said = described(self.topology, member.nodes, member.ranks)
+        return like.topology(said) if like is not None else said
 
-    def about(self, member: Member) -> observation.Context:
+    def about(self, member: Member, like: Recognised | None = None) -> observation.Context:
         """What is known of a communicator before anything is measured."""
         told, rule = self.experiment, self.rule_of(member)
         said = {name: getattr(rule, name, None) or getattr(told, name) for name in ("workload", "scheduler", "llm")}
-        return observation.Context(topology=self.topology_of(member), **said)
+        return observation.Context(topology=self.topology_of(member, like), **said)
 
     def ranks_of(self, member: Member) -> frozenset[int]:
         """Those of a rank's communicator that must agree: all, or in a played job those that processes stand for."""
@@ -98,13 +102,16 @@ class Plan:
             cost=np.zeros((n, N_PAIRS), np.float32),
             channels=np.stack([self._valid(key, actions) for key in keys]),
             chunks=chunks,
-            context=np.tile(observation.encode_context(self.about(member)), (n, 1)),
-            prior=self._prior(member, np.array(collective), np.array(nbytes)),
+            context=np.tile(observation.encode_context(self.about(member, comm.like)), (n, 1)),
+            prior=self.expected(comm, np.array(collective), np.array(nbytes)),
             earlier=self.earlier.expected(member.ranks, member.nodes, member.name, keys),
         )
 
-    def _prior(self, member: Member, collective: Int64, nbytes: Int64) -> Float32:
-        """Where the cluster can have such a communicator, with as many ranks on each node."""
+    def expected(self, comm: Communicator, collective: Int64, nbytes: Int64) -> Float32:
+        """``Keys.prior`` of keys (K,), where the cluster can have such a communicator: as many ranks on each node."""
+        member = comm.example
+        if comm.like is not None:
+            return expected(comm.like.cluster, member.nodes, collective, nbytes)
         per_node, left = divmod(member.ranks, member.nodes)
         unlike = self.model is None or left or per_node > self.model.gpus_per_node
         if self.model is None or unlike or (member.nodes > 1 and self.model.inter is None):

@@ -31,6 +31,8 @@ _FLOOR: Final = 0.003
 _HINT: Final = 0.5
 # Of what is not known at all.
 WIDE: Final = 0.5
+# Sizes that are no further apart, in octaves, need not both try what is not expected to be good.
+_NEAR: Final = 2.0
 # Farthest that two sizes are apart, in octaves, between which a time is expected to lie on a line.
 _BETWEEN: Final = 6.0
 # Logs of standard deviations are in units of this, so that they are small numbers.
@@ -52,10 +54,14 @@ class Lending:
         edge = np.flatnonzero((np.diff(groups[order]) != 0) | (np.diff(kind[order]) != 0)) + 1
         # Of each kind of each group: its rows, and what each of them gets from each.
         self._blocks: Final[list[tuple[NDArray[np.int64], Floats]]] = []
+        # Of each row: its place among those of its kind, and how many of these are near, itself included.
+        self._turn: Final = np.zeros((2, len(groups)), np.int64)
         for rows in np.split(order, edge):
-            if len(rows) > 1:
-                near = _LENT * np.exp(-np.abs(octaves[rows, None] - octaves[rows]) / _OCTAVES)
+            if len(rows):
+                apart = np.abs(octaves[rows, None] - octaves[rows])
+                near = _LENT * np.exp(-apart / _OCTAVES)
                 self._blocks.append((rows, (near * ~np.eye(len(rows), dtype=np.bool_)).astype(np.float32)))
+                self._turn[:, rows] = np.arange(len(rows)), (apart <= _NEAR).sum(-1)
         by_size = np.lexsort((octaves, kind, groups))
         self._by_size: Final = (by_size, groups[by_size], kind[by_size], octaves[by_size])
 
@@ -68,6 +74,17 @@ class Lending:
             if wanted[block].any():
                 out[block] = weight @ x[block]
         return out[rows]
+
+    def tried(self, own: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(R, N) for R of the rows: whether a key or one that is near it has tried, by ``own`` (B, N)."""
+        near = self(own.astype(np.float32), rows) >= _LENT * math.exp(-_NEAR / _OCTAVES)
+        return np.asarray(own[rows] | near)
+
+    def turn(self, rows: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(R,) whether it is the turn of these keys at their decision ``ordinal`` (R,) to try what all that are near
+        wait for: one of them at a time."""
+        place, near = self._turn[:, rows]
+        return np.asarray((ordinal + place) % near == 0)
 
     def excess(self, log_time: Floats) -> Floats:
         """(B,): how far each time lies above the line between those of the next smaller and the next larger key that

@@ -11,6 +11,7 @@ from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.baselines.method import Method
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.loop import Due, Loop, Measured
+from dynamiccl_ray.simulation.sampling import recognised_of
 from dynamiccl_ray.simulation.scenario import Scenario
 from dynamiccl_ray.simulation.streams import keys_of
 
@@ -21,7 +22,7 @@ class InLoop(Method):
     def __init__(self, scenario: Scenario, rng: np.random.Generator, control: Control) -> None:
         super().__init__(scenario, rng)
         self.loop: Final = Loop(control)
-        self.loop.grow(keys_of(scenario))
+        self.loop.grow(keys_of(recognised_of(scenario)))
         self._log_us: list[Float64] = []
         self._until = int(self.loop.need.min())
         self.alarms = 0

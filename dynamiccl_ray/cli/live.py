@@ -207,7 +207,7 @@ def _communicators(comms: list[dict[str, Any]]) -> Table:
             "" if comm["speedup"] is None else f"{comm['speedup']:.3f}x",
             f"{comm['explored']:.1%} of {comm['may_explore']:.1%}"
             + (f", {comm['resting']} keys rest" if comm["resting"] else ""),
-            note or ("in band" if comm["in_band"] else ""),
+            note or ", ".join(["in band"] * comm["in_band"] + [f"like {comm['like']}"] * (comm["like"] is not None)),
         )
     return table
 

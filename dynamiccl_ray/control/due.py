@@ -14,6 +14,8 @@ from dynamiccl_ray.knobs import OWN_PAIR
 
 # By how much, as a log, NCCL may believe a pair to be slower than the fastest where it is tried once all the same.
 _BELIEVED: Final = 1.0
+# And by how much it may have been wrong about others before that counts.
+_WRONG: Final = 0.5
 _OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "untried", "takes", "observation")
 
 
@@ -75,12 +77,15 @@ class Due:
         return wanted
 
 
-def untried(cost: Float32, pairs: Bool, allowed: Bool) -> Int64:
-    """(R,) flat action of that of the ``pairs`` (R, N_PAIRS) in which NCCL believes most by its ``cost`` (R, N_PAIRS),
-    with NCCL's own channels and chunk if that is ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS); -1 where there is no
-    pair that it believes in at all.
+def untried(cost: Float32, pairs: Bool, unheard: Bool, wrong: Float32, allowed: Bool) -> Int64:
+    """(R,) flat action of that pair in which NCCL believes most by its ``cost`` (R, N_PAIRS), with NCCL's own channels
+    and chunk if that is ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS); -1 where there is none. Of the ``pairs`` (R,
+    N_PAIRS) those in which it believes at all; and where it was ``wrong`` (R,) by much about others, those of the
+    ``unheard`` (R, N_PAIRS), which nobody near has tried, in which it would believe if it were wrong by as much.
     """
-    believed = pairs & (cost <= _BELIEVED)
+    excused = np.where(wrong >= _WRONG, _BELIEVED + wrong, -np.inf)[:, None]
+    believed = (pairs & (cost <= _BELIEVED)) | (unheard & (cost <= excused))
+    believed &= allowed.any((-2, -1))
     believed[:, OWN_PAIR] = False
     pair = np.where(believed, cost, np.inf).argmin(-1)
     of_pair = allowed[np.arange(len(cost)), pair].reshape(len(cost), N_CHANNELS * N_CHUNKS)

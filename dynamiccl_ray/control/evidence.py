@@ -123,6 +123,10 @@ class Evidence:
         self._earlier = np.concatenate([self._earlier, earlier])
         self._lending = Lending(self._group, self._collective, self._nbytes)
 
+    def expect(self, rows: Int64, prior: Float32) -> None:
+        """What a model expects of some keys (R,), see ``Keys.prior``."""
+        self._prior[rows] = prior
+
     def keep(self, rows: Bool) -> None:
         """Forgets all other keys (a mask (K,)), and moves these together."""
         for name in (*_ROWS, "_group", "_collective", "_nbytes", "_prior", "_earlier"):
@@ -265,6 +269,23 @@ class Evidence:
             known=np.stack([index, action], -1)[samples >= enough],
             tried=tried,
         )
+
+    def tried_near(self, rows: Int64) -> Bool:
+        """(R, N_PAIRS) whether the key or one of its collective that is near in size has ever tried a pair, or an
+        earlier run has."""
+        own = (self.by_channels > 0).any(-1) | np.isfinite(self._earlier[..., :N_CHANNELS]).any(-1)
+        return self._lending.tried(np.asarray(own), rows)
+
+    def faster_than(self, rows: Int64, cost: Float32) -> Float32:
+        """(R,) by how much, as a log, the pair that surprised most was faster than by ``cost`` (R, N_PAIRS), what NCCL
+        predicts of each over its own choice; 0 for none, and where it predicts nothing."""
+        tried = (self.by_channels[rows] >= 1) & (cost != 0).any(-1)[:, None, None]
+        tried[:, OWN_PAIR] = False
+        return np.asarray(np.where(tried, cost[..., None] - self.ratio(rows), 0.0).max((-2, -1)).clip(0))
+
+    def turn(self, rows: Int64, ordinal: Int64) -> Bool:
+        """(R,) whether it is the turn of these keys; see ``Lending.turn``."""
+        return self._lending.turn(rows, ordinal)
 
     def may_be_best(self, rows: Int64, allowed: Bool, said: Estimates) -> Bool:
         """(R, N_PAIRS, N_CHANNELS) of what is ``allowed``, what is not behind what is known well with confidence, by

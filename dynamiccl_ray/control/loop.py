@@ -56,6 +56,11 @@ _WELL_KNOWN: Final = 24
 _OUTLIER: Final = 4.0
 # Draws of an action after which one more says little.
 _OFTEN: Final = 4
+# Draws in which a network may change, so that NCCL's own choice is measured again; and how many standard deviations,
+# and how much as a log, that may be off if all that was measured between is of one network.
+_AGAIN: Final = 8
+_SAME: Final = 4.0
+_LEAST_MOVED: Final = 0.05
 # Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
@@ -144,6 +149,12 @@ class Loop:
         left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
 
+    def expect(self, rows: Int64, prior: Float32, context: Float32) -> None:
+        """What a model of the cluster expects of some keys (R,), see ``Keys.prior``, and their context (STATIC_SIZE,),
+        where it is found out only now which cluster it is."""
+        self.keys.prior[rows], self.keys.context[rows] = prior, context
+        self.evidence.expect(rows, prior)
+
     def offer(self, row: int, cost_us: Float32) -> None:
         """NCCL's own costs (N_PAIRS - 1,) for a key: what it marks -1 is not available."""
         self.keys.cost[row] = self.offers.offer(row, cost_us)
@@ -220,12 +231,15 @@ class Loop:
         self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
+        last = self._last_draw(rows, decided - 1) & ~baseline & ~checking & ~resting & ~self._over[rows]
+        moved = rows[last & quiet & self._own_moved(of)]
         # What may be of another network says nothing of this one; where little is known yet, it has to.
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
         drifts = self._turn(of.part(turned))
+        self._check(moved)
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
 
@@ -236,6 +250,18 @@ class Loop:
         best_us = of.samples * np.exp(np.where(np.isfinite(self._best[of.rows]), self._best[of.rows], of.mean))
         cost_us = np.where(exploring, took_us - best_us, 0.0)
         self.budget.spend(group, of.samples, took_us, cost_us, np.bincount(self.keys.group)[group])
+
+    def _last_draw(self, rows: Int64, done: Int64) -> Bool:
+        """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again."""
+        draws = self.draws()[rows]
+        return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches)
+
+    def _own_moved(self, of: Closed) -> Bool:
+        """(R,) whether decisions were NCCL's own choice, and it takes another time now than it has taken."""
+        known = self.evidence.samples[of.rows, OWN_ACTION]
+        error = self.evidence.noise[of.rows] * np.sqrt(1 / np.maximum(known, 1) + 1 / of.samples)
+        off = np.abs(of.mean - self.evidence.mean(of.rows, np.full(len(of.rows), OWN_ACTION)))
+        return np.asarray((of.actions == OWN_ACTION) & (known > 0) & (off > np.maximum(_SAME * error, _LEAST_MOVED)))
 
     def _watch(self, of: Closed, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
@@ -256,6 +282,9 @@ class Loop:
         returns the others, which begin anew at once."""
         drawing = (self.phase[rows] != Phase.EXPLOIT) & (self.decisions[rows] <= self.draws()[rows])
         checked = ~drawing & ~self.cusum.sudden(rows)
+        # What contends is compared in the check.
+        compared = self.draws()[rows[checked]] + self.control.learning.compares
+        self.decisions[rows[checked]] = np.maximum(self.decisions[rows[checked]], compared)
         self._check(rows[checked])
         if not checked.all():
             self._agree(rows[~checked])
@@ -263,9 +292,6 @@ class Loop:
 
     def _check(self, rows: Int64) -> None:
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
-        # What contends is compared in the check.
-        compared = self.draws()[rows] + self.control.learning.compares
-        self.decisions[rows] = np.maximum(self.decisions[rows], compared)
         self.checks.begin(rows, self.wanted[rows], self.evidence, self.allowed(rows).reshape(-1, N_ACTIONS))
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
@@ -283,7 +309,10 @@ class Loop:
         stands, anew = rows[~differs], rows[differs]
         known = self.evidence.mean(stands, self.checks.actions[stands, 0])
         self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
-        self.checks.stand(stands, self.measured[stands])
+        # What was checked before it was compared is compared now, and there was no alarm.
+        early = self.decisions[stands] <= self.draws()[stands] + self.control.learning.compares
+        self.decisions[stands[early]] = self.draws()[stands[early]]
+        self.checks.stand(stands[~early], self.measured[stands[~early]])
         if len(anew):
             self._agree(anew)
             # NCCL's own choice is known by now, and how what contended before does.
@@ -360,10 +389,13 @@ class Loop:
         self._best[rows] = self.evidence.mean(rows, contest.best)
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0
-        draw = (done < draws) & ~rests
+        # The network may have changed while a key learned: then what was measured before is not to be compared with
+        # what was measured after, and NCCL's own choice takes another time now. The last draw goes to that.
+        again = self._last_draw(rows, done) & ~rests
+        draw = (done < draws) & ~rests & ~again
         comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
-        fixed = np.where(comparing, contest.least, contest.best)
-        takes = np.where(draw, learning.draw_samples, learning.compare_samples)
+        fixed = np.where(comparing, contest.least, np.where(again, OWN_ACTION, contest.best))
+        takes = np.where(draw | again, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked, flat = self.checks.next(rows[checking]), allowed.reshape(-1, N_ACTIONS)
         fixed[checking] = np.where(flat[checking, asked], asked, contest.best[checking])
@@ -378,6 +410,9 @@ class Loop:
         trusted = done[seen] < _TRUSTED * draws[seen]
         drawable = allowed[seen] & (worth[seen] | ~trusted[:, None, None])[..., None]
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
+        cost = self.keys.cost[rows]
+        wrong = self.evidence.faster_than(rows, cost)
+        unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
         return Due(
             row=rows,
             identity=self.keys.identity[rows],
@@ -388,7 +423,7 @@ class Loop:
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=untried(self.keys.cost[rows], worth.any(-1) & draw[:, None] & ~contest.tried, allowed),
+            untried=untried(cost, worth.any(-1) & draw[:, None] & ~contest.tried, unheard, wrong, allowed),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
@@ -404,8 +439,8 @@ class Loop:
         learning = self.control.learning
         again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
         compared = self.decisions[rows] > self.draws()[rows] + learning.compares
-        after = np.where(self.phase[rows] == Phase.CHECK, Phase.CHECK, Phase.EXPLOIT)
-        self.phase[rows] = np.where(compared, after, again)
+        after = np.where(compared, Phase.EXPLOIT, again)
+        self.phase[rows] = np.where(self.phase[rows] == Phase.CHECK, Phase.CHECK, after)
 
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""

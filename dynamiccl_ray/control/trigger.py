@@ -38,6 +38,8 @@ _USUAL_BATCHES: Final = 3.0
 _MOST_CORRELATION: Final = 0.9
 # Batches that the deviation counts for which follows from that correlation.
 _FREEDOM: Final = 16.0
+# Samples to a false alarm from which there is to be none.
+_NEVER: Final = 1e50
 
 
 def threshold(arl0: float) -> float:
@@ -89,6 +91,8 @@ class Cusum:
 
     def __init__(self, arl0: float) -> None:
         self.h = threshold(arl0)
+        self.watches: Final = arl0 < _NEVER
+        """Whether anything can be an alarm at all."""
         for name, shape in self._SHAPES.items():
             setattr(self, name, np.zeros((0, *shape)))
 

@@ -30,6 +30,7 @@ from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.load_streams import LoadStreams
 from dynamiccl_ray.fabric.pricing import expected
 from dynamiccl_ray.fabric.randomise import randomised
+from dynamiccl_ray.fabric.recognise import recognised
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.simulation.scenario import Scenario, modelled
 
@@ -163,6 +164,20 @@ def told_of(scenario: Scenario, cluster: Cluster | None) -> Scenario:
     if cluster is None or (scenario.nodes > 1 and cluster.inter is None):
         return replace(scenario, prior=None)
     return replace(scenario, prior=expected(cluster, scenario.nodes, scenario.collective, scenario.nbytes))
+
+
+def recognised_of(scenario: Scenario, among: Sequence[Cluster] | None = None) -> Scenario:
+    """The same of a job that does not say where it runs, as the loop beside a job takes it: on that of the clusters
+    ``among``, by default the presets, whose NCCL believes what NCCL believes here. A job that says, or of which NCCL's
+    costs are not known, is left as it is."""
+    topology = scenario.context.topology
+    if scenario.prior is not None:
+        return scenario
+    like = recognised(topology.ranks, topology.nodes, scenario.collective, scenario.nbytes, scenario.cost, among)
+    if like is None:
+        return scenario
+    context = scenario.context.model_copy(update={"topology": like.topology(topology)})
+    return replace(told_of(scenario, like.cluster), context=context)
 
 
 def _loads(

@@ -24,7 +24,7 @@ V100 = find_cluster("dgx-v100").model_copy(update={"inter": None, "groups": (), 
 
 
 def _prior(plan: Plan, **of: Any) -> Float32:
-    comm = cast(Communicator, type("_", (), {"number": 0, "example": member_of(0, **of)}))
+    comm = cast(Communicator, type("_", (), {"number": 0, "example": member_of(0, **of), "like": None}))
     return plan.keys(comm, [key_of(Collective.ALL_REDUCE, size, False) for size in SIZES]).prior
 
 

@@ -210,6 +210,7 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
         run=run,
         experiment=experiment,
         sms=described.sms,
+        recognises=described.library == "nccl",
         topology={
             "kind": described.topology,
             **described.model_dump(include={"intra", "inter", "nvls", "tier_max", "ina_active", "library"}),

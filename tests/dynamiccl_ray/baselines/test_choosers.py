@@ -10,6 +10,7 @@ from tiny_scenario import tcp
 from dynamiccl_ray.baselines.choosers import Thompson, Uniform
 from dynamiccl_ray.baselines.run import Trace, run
 from dynamiccl_ray.config.control import Learning
+from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.evaluation.measures import relative_regret
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -28,7 +29,8 @@ def _drawn(trace: Trace) -> np.ndarray:
 
 def _still() -> Scenario:
     whole = tcp(Load())
-    return replace(whole, starts=whole.starts[:1], times_us=whole.times_us[:1])
+    prior = nothing_expected(len(whole.nbytes))  # and so nobody looks which cluster it may be
+    return replace(whole, starts=whole.starts[:1], times_us=whole.times_us[:1], prior=prior)
 
 
 def test_uniform_draws_all_that_may_be_chosen_and_thompson_what_may_be_the_best() -> None:
@@ -43,8 +45,8 @@ def test_a_model_of_the_right_cluster_helps_thompson_and_one_of_another_does_no_
     scenario = _still()
 
     def regret(name: str | None) -> float:
-        prior = name and expected(find_cluster(name), scenario.nodes, scenario.collective, scenario.nbytes)
-        told = replace(scenario, prior=None if prior is None else np.asarray(prior))
+        of = scenario.nodes, scenario.collective, scenario.nbytes
+        told = replace(scenario, prior=scenario.prior if name is None else expected(find_cluster(name), *of))
         return float(np.mean([relative_regret([[run(told, Thompson, STEPS, seed)]]) for seed in range(4)]))
 
     right, none, wrong = regret(scenario.cluster), regret(None), regret("dgx-h100-ndr")

@@ -145,7 +145,8 @@ def test_the_guardrail_holds_while_drawing_comparing_and_exploiting() -> None:
 def test_a_draw_that_would_repeat_what_is_known_goes_to_a_pair_that_nobody_has_tried() -> None:
     loop = loop_of(some_keys(2), draws=20)
     # NCCL believes in pairs 2 and 3, in 3 more; 4 is far behind, and 5 is not offered.
-    loop.keys.cost[0, [2, 3, 4]] = 0.8, 0.3, 1.5
+    loop.keys.cost[:, 1] = 0.35
+    loop.keys.cost[0, [2, 3, 4]] = 0.6, 0.3, 1.5
     loop.keys.cost[0, 5], loop.offers.forbidden[0, 5] = 0.0, True
     wanted: list[list[int]] = []
     observed(loop, np.repeat([0, 1], 4), 3.0)
@@ -301,3 +302,27 @@ def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str) ->
         loop.decide(due.row, np.full(2, pair(1)))
         observed(loop, [0, 1], 3.0)
     assert drawable == [[False, True]] * 6 + [[True, True]] * 2
+
+
+def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_key_of_each_size() -> None:
+    """NCCL takes pair 2 for e times as slow as its own choice, and pair 3 for four times; pair 2 is faster."""
+    loop = loop_of(some_keys(6), draws=60)
+    loop.keys.cost[:, 1:] = 9.0
+    loop.keys.cost[:, [1, 2, 3]] = 0.0, 1.0, 1.4
+    fast = {pair(2): 2.6, OWN_ACTION: 3.0}
+    tried = np.zeros(6, np.int64)
+    for _ in range(50):
+        play(loop, 1, lambda row, action: fast.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(2)))
+        tried += loop.wanted == pair(3)
+    # Sizes are an octave apart; those within two octaves of one that has tried need not.
+    assert tried.max() == 1
+    assert 1 <= tried.sum() <= 3
+    # Where an earlier run has tried, nobody does.
+    keys = some_keys(6)
+    keys.earlier[:, 3] = 0.3
+    loop = loop_of(keys, draws=60)
+    loop.keys.cost[:] = 9.0
+    loop.keys.cost[:, [1, 2, 3]] = 0.0, 1.0, 1.4
+    for _ in range(50):
+        play(loop, 1, lambda row, action: fast.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(2)))
+        assert not (loop.wanted == pair(3)).any()

@@ -33,9 +33,9 @@ def test_a_network_that_measures_closes_the_gap() -> None:
     net = Asked(8)
     found = validate(net, [GAP], SETTINGS)
     assert net.times > 40
-    assert found == pytest.approx(
-        {"gap_closed": 1, "geomean_vs_oracle": 1, "default_vs_oracle": 10 / 8, "p99_key_vs_default": 8 / 10}
-    )
+    # One of a hundred measures NCCL's own choice again.
+    best = {"gap_closed": 1, "geomean_vs_oracle": 1, "default_vs_oracle": 10 / 8, "p99_key_vs_default": 8 / 10}
+    assert found == pytest.approx(best, rel=0.011)
 
 
 def test_no_gap_is_closed() -> None:
