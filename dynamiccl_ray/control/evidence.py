@@ -273,8 +273,12 @@ class Evidence:
     def tried_near(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether the key or one of its collective that is near in size has ever tried a pair, or an
         earlier run has."""
-        own = (self.by_channels > 0).any(-1) | np.isfinite(self._earlier[..., :N_CHANNELS]).any(-1)
-        return self._lending.tried(np.asarray(own), rows)
+        every = np.arange(len(self))
+        return self._lending.tried(np.asarray((self.by_channels > 0).any(-1) | self.ran_earlier(every)), rows)
+
+    def ran_earlier(self, rows: Int64) -> Bool:
+        """(R, N_PAIRS) whether an earlier run says anything of a pair."""
+        return np.asarray(np.isfinite(self._earlier[rows, :, :N_CHANNELS]).any(-1))
 
     def faster_than(self, rows: Int64, cost: Float32) -> Float32:
         """(R,) by how much, as a log, the pair that surprised most was faster than by ``cost`` (R, N_PAIRS), what NCCL

@@ -61,6 +61,8 @@ _OFTEN: Final = 4
 _AGAIN: Final = 8
 _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
+# What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
+_LIKELY: Final = 0.3
 # Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
@@ -412,6 +414,9 @@ class Loop:
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)
+        # A model of another cluster may be wrong about what NCCL takes for nearly the best.
+        likely = (cost <= _LIKELY) & ~self.evidence.ran_earlier(rows)
+        fresh = (worth.any(-1) | likely) & draw[:, None] & ~contest.tried
         unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
         return Due(
             row=rows,
@@ -423,7 +428,7 @@ class Loop:
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=untried(cost, worth.any(-1) & draw[:, None] & ~contest.tried, unheard, wrong, allowed),
+            untried=untried(cost, fresh, unheard, wrong, allowed),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),

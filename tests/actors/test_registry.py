@@ -40,7 +40,10 @@ def _start(job: str, run: str) -> Any:
             time.sleep(question.get("busy_s", 0))
             return {"run": self.run}
 
-    return remote.start_coordinator(Plan(run=run, experiment=small_experiment(job)), Silent)  # type: ignore[arg-type]
+    coordinator = remote.start_coordinator(Plan(run=run, experiment=small_experiment(job)), Silent)  # type: ignore[arg-type]
+    # A worker may take longer to start than a person waits for an answer.
+    ray.get(coordinator.ask.remote({}))
+    return coordinator
 
 
 def test_a_second_run_of_a_job_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

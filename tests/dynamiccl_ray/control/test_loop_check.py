@@ -130,8 +130,8 @@ def test_a_check_goes_on_where_the_state_was_saved() -> None:
 
 
 def _learned(change: float, outlier: float = 0.0) -> tuple[Loop, list[Drift]]:
-    """A key that has drawn in a network whose times change by a factor, as a log, while it draws; in the last draw there
-    may be an outlier."""
+    """A key that has drawn in a network whose times change by a factor, as a log, while it draws; one time of the last
+    draw may be odd."""
     loop, draws = loop_of(some_keys(2), draws=8, draw_samples=1, compares=20), 0
 
     def times(row: int, action: int) -> float:
