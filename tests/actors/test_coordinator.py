@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,15 +12,11 @@ from test_reduction import collectives
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.overview import status_of
 from dynamiccl_ray.actors.plan import Plan
-from dynamiccl_ray.agent.observation import Context, encode_context
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore, Standing
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import RunError
-from dynamiccl_ray.fabric.describe import topology_of
-from dynamiccl_ray.fabric.presets import find_cluster
-from dynamiccl_ray.fabric.pricing import expected
-from dynamiccl_ray.keys import key_name, key_parts
+from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
 
 __all__ = ["one_term"]
@@ -496,25 +491,3 @@ def test_different_tables_make_the_leaders_the_next_one() -> None:
     context = run.hand_in(run.report(0, none), run.report(1, none))
     assert DecisionTable.from_bytes(context.adopt[COMM]).actions() == mine.actions()
     assert status_of(run.core).digest_mismatches == 1
-
-
-def test_the_cluster_of_a_job_that_does_not_say_is_known_by_nccls_costs_and_so_it_is_after_a_resume() -> None:
-    cluster = find_cluster("dgx-h100-ndr")
-    sizes = {key: key_parts(key)[2] for key in (KEY, OTHER)}
-    tables = cluster.nccl_belief(2).cost_table_us(4, list(sizes.values()))
-    store = MemoryStore()
-    run = Run(store)
-    run.core.plan = run.core.intake._plan = dataclasses.replace(run.core.plan, recognises=True)
-    run.join(ranks=16, nodes=2)
-    none = collectives([])
-    run.hand_in(*(run.report(rank, none, costs=dict(zip(sizes, tables, strict=True))) for rank in (0, 1)))
-    comm, loop = run.core.comms[COMM], run.core.loop
-    assert comm.like is not None
-    assert comm.like.cluster.name == "dgx-h100-ndr"
-    of = comm.position([KEY, OTHER])
-    assert np.array_equal(loop.keys.prior[comm.rows[of]], expected(cluster, 2, 4, list(sizes.values())), equal_nan=True)
-    assert (loop.keys.context == encode_context(Context(topology=topology_of(cluster, 2)))).all()
-    run.core.save()
-    second = Coordinator(run.core.plan, store, run.epochs.append)
-    second.join("a", [member_of(0, comm=COMM, ranks=16, nodes=2)])
-    assert np.array_equal(second.loop.keys.prior, loop.keys.prior, equal_nan=True)

@@ -326,3 +326,24 @@ def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_ke
     for _ in range(50):
         play(loop, 1, lambda row, action: fast.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(2)))
         assert not (loop.wanted == pair(3)).any()
+
+
+@pytest.mark.parametrize(("cost", "earlier", "times"), [(0.1, np.nan, 1), (0.5, np.nan, 0), (0.1, 1.5, 0)])
+def test_what_nccl_takes_for_nearly_the_best_is_tried_once_whatever_a_model_says(
+    cost: float, earlier: float, times: int
+) -> None:
+    """But not what it takes for half as slow again, nor where an earlier run has measured the pair."""
+    keys = some_keys(1)
+    keys.prior[0, 2:5] = 1.5
+    keys.earlier[0, 3] = earlier
+    loop = loop_of(keys, draws=60)
+    loop.keys.cost[0, 1:] = 9.0
+    loop.keys.cost[0, [1, 3]] = 0.0, cost
+    tried = 0
+    for _ in range(40):
+        of = {pair(1): 2.9, OWN_ACTION: 3.0}
+        play(
+            loop, 1, lambda row, action, of=of: of.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(1))
+        )
+        tried += int(loop.wanted[0] == pair(3))
+    assert tried == times
