@@ -23,6 +23,8 @@ from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 # side: NCCL's own choice may change in between.
 _NEAR: Final = 1.0
 _ALONE: Final = 0.25
+# Standard errors by which something is surely slower.
+_SURELY: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,7 +105,8 @@ class Earlier:
         """(N, N_PAIRS, N_CHANNELS + N_CHUNKS) mean log time ratios of keys (N,) as ``Keys.earlier``: of communicators
         of as many ranks and nodes, and of the same name where both have one.
 
-        NaN where nothing was measured, or so badly that it says less than a record is believed.
+        NaN where nothing was measured, or so badly that it says less than a record is believed; unless it is surely
+        slower than NCCL's own choice.
         """
         wanted = np.asarray(keys, np.int64)
         shape = (len(wanted), N_PAIRS, N_CHANNELS + N_CHUNKS)
@@ -113,7 +116,9 @@ class Earlier:
                 ratio, variance = _at(of, wanted)
                 # A run is off by what days differ by, an older one by that of every run since.
                 weight = 1 / (variance + (1 + age) * EARLIER_ERROR**2)
-                known = np.isfinite(ratio) & (variance <= EARLIER_ERROR**2)
+                # What was measured badly says little; but how far behind it is does not matter of what surely is.
+                well = (variance <= EARLIER_ERROR**2) | (ratio > _SURELY * np.sqrt(variance))
+                known = np.isfinite(ratio) & well
                 precision += np.where(known, weight, 0.0)
                 total += np.where(known, weight * ratio, 0.0)
         return np.where(precision > 0, total / np.maximum(precision, 1e-9), np.nan).astype(np.float32)

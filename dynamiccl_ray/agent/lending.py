@@ -121,16 +121,16 @@ def combine(
     Precisions of independent Gaussian estimates add up.
     """
     shape = samples.shape
-    flat_total, flat_samples = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
-    lent = lending(np.concatenate([flat_total, flat_samples], -1), rows)
-    lent_total, lent_samples = lent[:, : flat_total.shape[1]], lent[:, flat_total.shape[1] :]
-    own_total, own_samples, variance = flat_total[rows], flat_samples[rows], (noise[rows] ** 2)[:, None]
-    own = own_samples / (variance + own_samples * np.float32(_FLOOR**2))
-    other = lent_samples / (variance + lent_samples * np.float32(_APART**2))
-    precision = own + other
-    mean = own * own_total / np.maximum(own_samples, 1e-9) + other * lent_total / np.maximum(lent_samples, 1e-9)
+    flat_total, n = (x.reshape(shape[0], math.prod(shape[1:])) for x in (total, samples))
+    times, variance = flat_total / np.maximum(n, 1e-9), (noise**2)[:, None]
+    own = (n / (variance + n * np.float32(_FLOOR**2)))[rows]
+    # However often it was measured, it says no more of another key than how far the two are apart; nor do many keys.
+    worth = n / (variance + n * np.float32(_APART**2))
+    lent, of_lent = np.split(lending(np.concatenate([worth * times, worth], -1), rows), 2, axis=-1)
+    share = np.float32(_APART**-2) / np.maximum(of_lent, np.float32(_APART**-2))
+    mean, precision = own * times[rows] + share * lent, own + share * of_lent
     for prior, error in priors:
-        believed = prior.reshape(own.shape)
+        believed = prior.reshape(precision.shape)
         weight = np.isfinite(believed) / (error**2)[:, None]
         precision = precision + weight
         mean = mean + weight * np.nan_to_num(believed)

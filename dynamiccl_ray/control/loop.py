@@ -10,22 +10,15 @@ that are to be drawn (``drawing.py``), and says what was decided (``decide``).
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts
-from dynamiccl_ray.agent.observation import SIZE, KeyView, communication_ratio, encode
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
-from dynamiccl_ray.config.control import Control
+from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
+from dynamiccl_ray.arrays import Bool, Float64, Int64
 from dynamiccl_ray.control import check
-from dynamiccl_ray.control.budget import Budget
-from dynamiccl_ray.control.check import Checks
 from dynamiccl_ray.control.columns import (
-    NOTHING,
     Closed,
     Drift,
     Keys,
@@ -33,15 +26,13 @@ from dynamiccl_ray.control.columns import (
     Outcome,
     closed,
     joined,
-    no_keys,
-    no_outcome,
     salt_of,
     take,
 )
 from dynamiccl_ray.control.due import Due, untried
-from dynamiccl_ray.control.evidence import Estimates, Evidence
-from dynamiccl_ray.control.offers import Offers
-from dynamiccl_ray.control.trigger import BATCH, Cusum
+from dynamiccl_ray.control.evidence import Estimates
+from dynamiccl_ray.control.state import Phase, State
+from dynamiccl_ray.control.trigger import BATCH
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
 from dynamiccl_ray.control.view import view
 
@@ -63,115 +54,15 @@ _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
 # What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
 _LIKELY: Final = 0.3
-# Share of the draws in which what a prior rules out is not drawn.
+# Share of the draws in which what a model rules out is not drawn.
 _TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
 
 
-class Phase(IntEnum):
-    """Where a key is; ADAPT is learning after a trigger, and CHECK comes before it, from EXPLOIT."""
-
-    BASELINE = 0
-    LEARN = 1
-    EXPLOIT = 2
-    ADAPT = 3
-    CHECK = 4
-
-
-class Loop:
-    """K keys; ``wanted`` (K,) has the flat action of each."""
-
-    def __init__(self, control: Control) -> None:
-        self.control: Final = control
-        self.keys = no_keys()
-        self.evidence = Evidence()
-        self.cusum = Cusum(control.trigger.arl0)
-        self.checks = Checks()
-        self.offers = Offers()
-        self.budget = Budget(control.explore)
-        self.phase = np.zeros(0, np.int64)
-        self.wanted = np.zeros(0, np.int64)
-        self.decisions = np.zeros(0, np.int64)
-        """(K,) since the key began to learn."""
-        self.shifts = np.zeros(0, np.int64)
-        """(K,) how often it has begun anew."""
-        self.idle = np.zeros(0, np.int64)
-        """(K,) observations since the last one that had a sample of it."""
-        self.measured = np.zeros(0, np.int64)
-        """(K,) samples ever."""
-        self.resting = np.zeros(0, np.int64)
-        """(K,) 1 where the decision in force is the best that is known because the budget is spent: it counts for no
-        decision of learning."""
-        self.late = 0
-        """Samples of an action that was not wanted any more: they end no decision, and are not used."""
-        self.settled = np.zeros(0, np.int64)
-        """(K,) flat action that each key exploited before it began anew; NCCL's own choice where it never has."""
-        self.closed = no_verdicts()
-        """Of the last observation."""
-        self._before = np.zeros(0, np.int64)
-        self._anew_at = np.zeros(0, np.int64)
-        self._over = np.zeros(0, np.bool_)
-        # (K,) log time of the best that was known when the decision in force was made; NaN for none.
-        self._best = np.zeros(0)
-        self._outcome = no_outcome(0)
-        self._pending = NOTHING
-
-    def __len__(self) -> int:
-        return len(self.phase)
-
-    # -- keys --
-
-    def grow(self, keys: Keys) -> None:
-        """New keys, behind those that are there; each begins with NCCL's own choice."""
-        n = len(keys)
-        self.keys = joined(self.keys, keys)
-        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior, keys.earlier)
-        self.cusum.grow(n)
-        self.checks.grow(n)
-        self.offers.grow(n)
-        self.budget.weigh(keys.group, communication_ratio(keys.context))
-        for name, fill in _COUNTS.items():
-            setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
-        self._over = np.append(self._over, np.zeros(n, np.bool_))
-        self._best = np.append(self._best, np.full(n, np.nan))
-        self._outcome = joined(self._outcome, no_outcome(n))
-
-    def keep(self, rows: Bool) -> None:
-        """Forgets all other keys (a mask (K,)), and moves these together."""
-        self.keys, self._outcome = take(self.keys, rows), take(self._outcome, rows)
-        self.evidence.keep(rows)
-        self.cusum.keep(rows)
-        self.checks.keep(rows)
-        self.offers.keep(rows)
-        self.budget.keep(self.keys.group)
-        for name in (*_COUNTS, "_over", "_best"):
-            setattr(self, name, getattr(self, name)[rows])
-        left = take(self._pending, rows[self._pending.row])
-        self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
-
-    def expect(self, rows: Int64, prior: Float32, context: Float32) -> None:
-        """What a model of the cluster expects of some keys (R,), see ``Keys.prior``, and their context (STATIC_SIZE,),
-        where it is found out only now which cluster it is."""
-        self.keys.prior[rows], self.keys.context[rows] = prior, context
-        self.evidence.expect(rows, prior)
-
-    def offer(self, row: int, cost_us: Float32) -> None:
-        """NCCL's own costs (N_PAIRS - 1,) for a key: what it marks -1 is not available."""
-        self.keys.cost[row] = self.offers.offer(row, cost_us)
-        self._withdraw(row)
-
-    def forbid(self, row: int, action: int) -> None:
-        """NCCL did not take an action for a key."""
-        self.offers.forbid(row, action)
-        self._withdraw(row)
-
-    def _withdraw(self, row: int) -> None:
-        """What is asked of a key and can never be measured is over at once, and is not judged."""
-        if self.offers.refused(row, int(self.wanted[row])):
-            self._over[row], self._outcome.known[row] = True, False
-            self._pending = take(self._pending, self._pending.row != row)
+class Loop(State):
+    """What is done with what is known of the keys."""
 
     # -- measurements --
 
@@ -195,9 +86,12 @@ class Loop:
         return self._close(take(have, closing), index[closing])
 
     def draws(self) -> Int64:
-        """(K,) decisions of each key that are drawn: fewer where it learns anew, for much is known then."""
+        """(K,) decisions of each key that are drawn: fewer where it learns anew, and where an earlier run has learned,
+        for much is known then."""
         learning = self.control.learning
-        return np.where(self.shifts > 0, math.ceil(learning.adapt_share * learning.draws), learning.draws)
+        warm = np.isfinite(self.keys.earlier).any((1, 2))
+        share = np.where(self.shifts > 0, learning.adapt_share, np.where(warm, learning.earlier_share, 1.0))
+        return np.asarray(np.ceil(share * learning.draws), np.int64)
 
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
@@ -408,9 +302,10 @@ class Loop:
         said = self.evidence.estimates(rows[seen])
         worth = np.asarray(allowed.any(-1))
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        # A prior may be wrong about what nobody draws because of it: the last draws are free.
-        trusted = done[seen] < _TRUSTED * draws[seen]
-        drawable = allowed[seen] & (worth[seen] | ~trusted[:, None, None])[..., None]
+        # A model may be wrong about what nobody draws because of it: the last draws are free. What an earlier run has
+        # measured, somebody has drawn.
+        last = (done[seen] >= _TRUSTED * draws[seen])[:, None] & ~self.evidence.ran_earlier(rows[seen])
+        drawable = allowed[seen] & (worth[seen] | last[..., None])[..., None]
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)
@@ -472,29 +367,12 @@ class Loop:
 
     # -- durability --
 
-    def state(self) -> dict[str, Any]:
-        """Plain arrays, for a checkpoint: all but settings and keys."""
-        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "_best")}
-        return {**mine, **{f"{part}.{k}": v for part in _PARTS for k, v in getattr(self, part).state().items()}}
-
     def restore(self, state: dict[str, Any]) -> None:
         """After ``grow`` by the same keys. What had been measured of open decisions is measured anew, and a key whose
         action may not be chosen any more begins anew.
         """
-        for name in (*_COUNTS, "_over", "_best"):
-            getattr(self, name)[:] = state[name]
-        for part in _PARTS:
-            of = f"{part}."
-            getattr(self, part).restore({k.removeprefix(of): v for k, v in state.items() if k.startswith(of)})
+        super().restore(state)
         pair, channels, chunk = action_parts(self.wanted)
         rows = np.arange(len(self))
         valid = self.keys.channels[rows, pair, channels] & self.keys.chunks[rows, pair, chunk]
         self.shift(np.flatnonzero(~valid & (self.wanted != OWN_ACTION)))
-
-
-_PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
-# Of a Loop, (K,) each: what a new key gets.
-_COUNTS: Final = {
-    "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "settled": OWN_ACTION, "resting": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
-}  # fmt: skip

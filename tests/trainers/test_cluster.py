@@ -60,12 +60,23 @@ def test_a_cluster_that_somebody_else_has_started_here_is_not_joined() -> None:
     assert done.stdout.strip() == "True", done.stderr[-2000:]
 
 
+@pytest.mark.timeout(180)
 def test_what_ray_notices_of_a_cluster_is_not_said_on_stdout() -> None:
     """Where a node is lost while a command asks, its JSON stays JSON."""
+    # The driver hears of it once it has subscribed, which Ray does at some time after it has started: it is said until
+    # it was heard.
     code = "from dynamiccl_ray.trainers.common import cluster\ncluster.start_ray(log_to_driver=False)\n"
-    code += "import time, ray\nfrom ray._private.utils import publish_error_to_driver\n"
-    code += "publish_error_to_driver('node', 'a node is lost', ray._private.worker.global_worker.gcs_client)\n"
-    code += "time.sleep(1)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == ""
-    assert "a node is lost" in done.stderr
+    code += "import sys, threading, ray\nfrom ray._private.utils import publish_error_to_driver\n"
+    code += "heard = threading.Event()\n"
+    code += "threading.Thread(target=lambda: (sys.stdin.read(), heard.set()), daemon=True).start()\n"
+    code += "while not heard.wait(0.2):\n"
+    code += "    client = ray._private.worker.global_worker.gcs_client\n"
+    code += "    publish_error_to_driver('node', 'a node is lost', client)\n"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as running:
+        try:
+            assert running.stderr and any("a node is lost" in line for line in running.stderr)
+            # Ends it, for there is nothing more to read.
+            assert running.communicate(timeout=60)[0] == ""
+        finally:
+            running.kill()

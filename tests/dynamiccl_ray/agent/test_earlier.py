@@ -80,11 +80,11 @@ def test_between_two_sizes_lies_a_line_and_far_from_them_nothing() -> None:
     assert np.isnan(_said(Earlier([[_record({MIB: -0.2, 4 * MIB: -0.4})]]), 2 * MIB)).all(), "two octaves lie between"
 
 
-def test_what_was_measured_badly_is_not_said() -> None:
-    def noisy(times: int) -> list[float]:
-        rng, of = np.random.default_rng(0), _record({MIB: -0.2}, samples=1)
+def test_what_was_measured_badly_is_not_said_unless_it_is_surely_slower() -> None:
+    def noisy(times: int, ratio: float = -0.2) -> list[float]:
+        rng, of = np.random.default_rng(0), _record({MIB: ratio}, samples=1)
         action = np.repeat([OWN_ACTION, flat_action(PAIR, 0, 0)], times)
-        log_us = 3 - 0.2 * (action != OWN_ACTION) + rng.normal(0, 0.2, 2 * times)
+        log_us = 3 + ratio * (action != OWN_ACTION) + rng.normal(0, 0.2, 2 * times)
         decisions = Decisions(
             key=np.full(2 * times, of.key[0]),
             action=action,
@@ -97,6 +97,9 @@ def test_what_was_measured_badly_is_not_said() -> None:
 
     assert np.isnan(noisy(4)).all()
     assert noisy(100) == [pytest.approx(-0.2, abs=0.06)]
+    # Noise of one time is 0.2, and 0.1 is left of it.
+    assert np.isnan(noisy(4, 0.1)).all()
+    assert noisy(4, 1.0) == [pytest.approx(1.0, abs=0.2)]
 
 
 def test_after_a_shift_of_the_network_what_came_before_it_says_nothing() -> None:

@@ -81,6 +81,17 @@ def test_what_is_lent_never_weighs_more_than_a_few_own_measurements() -> None:
     assert -0.1 < time[0] < 0
 
 
+def test_however_often_a_far_key_has_measured_it_hardly_counts() -> None:
+    """Twelve octaves away: what it says is off by a factor, which no number of samples makes less."""
+    far = Lending([0, 0], [4, 4], [16 << 10, 64 * MIB])
+    (_, time), _ = _combined([1000, 0], [-0.5, 0.0], far, expected=1.0)
+    assert time > 0.95
+    # Nor do many of them say more than one that is near.
+    many = Lending([0] * 9, [4] * 9, [MIB] + [2 * MIB] * 8)
+    deviation = WIDE * np.exp(-SURE_SCALE * np.array(_combined([0] + [1000] * 8, [0] + [-0.5] * 8, many)[1]))
+    assert deviation[0] == pytest.approx(0.04, rel=0.02)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1 << 34)), min_size=1, max_size=12), st.integers(0, 99))
 def test_lending_is_what_a_loop_over_pairs_of_keys_says(keys: list[tuple[int, int]], seed: int) -> None:
     groups = sorted(group for group, _ in keys)
