@@ -45,7 +45,7 @@ class Communicator:
     tables: dict[int, Int64] = field(default_factory=lambda: {0: np.zeros(N_KEYS, np.int64)})
     """Version -> (N_KEYS,) flat actions, of the last ones."""
     like: Recognised | None = None
-    """The cluster that NCCL's own costs are like, where nobody says which one it is."""
+    """The cluster that NCCL's own costs are like, where nobody says which one it is, or says another one."""
     max_channels: int = 1
     fingerprints: dict[int, dict[int, int]] = field(default_factory=dict)
     """Window -> rank -> hash."""

@@ -15,7 +15,7 @@ from dynamiccl_ray.actors.reduction import Part
 from dynamiccl_ray.agent.observation import encode_context
 from dynamiccl_ray.control.loop import Due, Loop, Phase
 from dynamiccl_ray.control.table import DecisionTable
-from dynamiccl_ray.fabric.recognise import recognised
+from dynamiccl_ray.fabric.recognise import taken_for
 
 log = logging.getLogger("dynamiccl.coordinator")
 
@@ -88,21 +88,26 @@ class Intake:
                 self._loop.forbid(int(comm.rows[at]), action)
 
     def recognise(self, comm: Communicator) -> None:
-        """Says what to expect on the cluster that NCCL's own costs are like, where nobody says which one it is."""
+        """Says what to expect on the cluster that NCCL's own costs are like, where nobody says which one it is, or they
+        contradict who does."""
         if not self._plan.recognises:
             return
         loop, of, member = self._loop, comm.rows, comm.example
-        keys = loop.keys
-        like = recognised(member.ranks, member.nodes, keys.collective[of], keys.nbytes[of], keys.cost[of])
-        if like is None or (comm.like is not None and comm.like.cluster.name == like.cluster.name):
+        keys, said = loop.keys, self._plan.model
+        like = taken_for(said, member.ranks, member.nodes, keys.collective[of], keys.nbytes[of], keys.cost[of])
+        if (like and like.cluster.name) == (comm.like and comm.like.cluster.name):
             return
         comm.like = like
-        log.info(
-            "communicator %016x: NCCL's own costs are like those on %s (off by %.0f %%): its model says what to expect",
-            member.comm,
-            like.cluster.name,
-            100 * like.distance,
-        )
+        if like is not None:
+            log.log(
+                logging.INFO if said is None else logging.WARNING,
+                "communicator %016x: NCCL's own costs are like those on %s (off by %.0f %%)%s: its model says what to "
+                "expect",
+                member.comm,
+                like.cluster.name,
+                100 * like.distance,
+                "" if said is None else f", and not like those on {said.name}, which the experiment says this is",
+            )
         context = encode_context(self._plan.about(member, like))
         loop.expect(of, self._plan.expected(comm, keys.collective[of], keys.nbytes[of]), context)
 

@@ -45,7 +45,7 @@ class Plan:
     model: Cluster | None = None
     """Whose physical model says what to expect before anything is measured; None where nobody described the cluster."""
     recognises: bool = False
-    """Whether NCCL's own costs are to tell which cluster each communicator is on."""
+    """Whether NCCL's own costs are to tell which cluster each communicator is on, and whether ``model`` is of it."""
     earlier: Earlier = field(default_factory=Earlier)
     """What earlier runs measured."""
     valid: dict[int, Bool] | None = None
@@ -66,7 +66,7 @@ class Plan:
     def topology_of(self, member: Member, like: Recognised | None = None) -> Topology:
         """Of a rank's communicator, that was recognised as one on a cluster ``like`` this."""
         if self.cluster is not None:
-            return topology_of(self.cluster, member.nodes, member.ranks)
+            return topology_of(like.cluster if like is not None else self.cluster, member.nodes, member.ranks)
         said = described(self.topology, member.nodes, member.ranks)
         return like.topology(said) if like is not None else said
 

@@ -1,4 +1,5 @@
-"""Which cluster this is, where nobody says: the one of those we know whose NCCL believes the same.
+"""Which cluster this is, where nobody says, or NCCL says otherwise: the one of those we know whose NCCL believes the
+same.
 
 NCCL hands a tuner what it predicts of every algorithm and protocol. These predictions come from the machine alone: its
 GPUs, links and network as NCCL's search found them. So they tell machines apart like a fingerprint, before anything
@@ -24,6 +25,10 @@ from dynamiccl_ray.knobs import OWN_PAIR
 
 # A pair that one of them has and the other has not is this far off, as a log: so is one that costs much more.
 _FAR: Final = 1.0
+# What was said stands unless NCCL's predictions are off by more than this, and nearer to another cluster by that
+# factor. On a cluster that is described rightly they are off by 0; on most unlike ones by 0.3 to 0.8.
+_OFF: Final = 0.2
+_NEARER: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +74,24 @@ def recognised(
         if best is None or far < best.distance:
             best = Recognised(cluster=part, distance=far)
     return best
+
+
+def taken_for(
+    said: Cluster | None,
+    ranks: int,
+    nodes: int,
+    collective: Int64,
+    nbytes: Int64,
+    cost: Float32,
+    among: Sequence[Cluster] | None = None,
+) -> Recognised | None:
+    """The cluster that a communicator is taken to be on instead of the one that was ``said``: see ``recognised``. None
+    where what was said stands, or nothing is known."""
+    like = recognised(ranks, nodes, collective, nbytes, cost, among)
+    own = None if said is None else recognised(ranks, nodes, collective, nbytes, cost, [said])
+    if like is None or own is None:
+        return like
+    return like if own.distance > max(_OFF, _NEARER * like.distance) else None
 
 
 @functools.cache

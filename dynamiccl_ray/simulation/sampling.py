@@ -25,12 +25,13 @@ from dynamiccl_ray.agent.observation import (
     WorkloadContext,
 )
 from dynamiccl_ray.fabric.cluster_config import Cluster
+from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Dynamics, Failures, Tail
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.load_streams import LoadStreams
 from dynamiccl_ray.fabric.pricing import expected
 from dynamiccl_ray.fabric.randomise import randomised
-from dynamiccl_ray.fabric.recognise import recognised
+from dynamiccl_ray.fabric.recognise import taken_for
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR, Collective
 from dynamiccl_ray.simulation.scenario import Scenario, modelled
 
@@ -137,6 +138,7 @@ def _sample(rng: np.random.Generator, cluster: Cluster, nodes: int, s: Sampling)
         tail=Tail(probability=s.rare * int(rng.integers(2))),
         about=_about(rng, s, purpose, compression, rate),
         prior=expected(cluster, nodes, collective[order], nbytes[order]),
+        said=cluster,
     )
 
 
@@ -162,22 +164,25 @@ def told_of(scenario: Scenario, cluster: Cluster | None) -> Scenario:
     A cluster that has no network can say nothing of several nodes.
     """
     if cluster is None or (scenario.nodes > 1 and cluster.inter is None):
-        return replace(scenario, prior=None)
-    return replace(scenario, prior=expected(cluster, scenario.nodes, scenario.collective, scenario.nbytes))
+        return replace(scenario, prior=None, said=None)
+    prior = expected(cluster, scenario.nodes, scenario.collective, scenario.nbytes)
+    return replace(scenario, prior=prior, said=cluster)
 
 
 def recognised_of(scenario: Scenario, among: Sequence[Cluster] | None = None) -> Scenario:
-    """The same of a job that does not say where it runs, as the loop beside a job takes it: on that of the clusters
-    ``among``, by default the presets, whose NCCL believes what NCCL believes here. A job that says, or of which NCCL's
-    costs are not known, is left as it is."""
+    """The same of a job that does not say where it runs, or says what NCCL's predictions contradict, as the loop beside
+    a job takes it: on that of the clusters ``among``, by default the presets, whose NCCL believes what NCCL believes
+    here. Any other, and one of which NCCL's costs are not known, is left as it is."""
     topology = scenario.context.topology
-    if scenario.prior is not None:
+    if scenario.prior is not None and scenario.said is None:
         return scenario
-    like = recognised(topology.ranks, topology.nodes, scenario.collective, scenario.nbytes, scenario.cost, among)
+    of = (topology.ranks, topology.nodes, scenario.collective, scenario.nbytes, scenario.cost)
+    like = taken_for(scenario.said, *of, among)
     if like is None:
         return scenario
-    context = scenario.context.model_copy(update={"topology": like.topology(topology)})
-    return replace(told_of(scenario, like.cluster), context=context)
+    known = topology_of(like.cluster, topology.nodes) if scenario.said is not None else like.topology(topology)
+    context = scenario.context.model_copy(update={"topology": known})
+    return replace(told_of(scenario, like.cluster), said=None, context=context)
 
 
 def _loads(

@@ -63,6 +63,8 @@ class Scenario:
     prior: Floats | None = None
     """(K, N_PAIRS, N_CHANNELS + N_CHUNKS) what the model of a described cluster expects, see ``pricing.expected``; None
     where nobody described one."""
+    said: Cluster | None = None
+    """The cluster that ``prior`` is of, where NCCL's costs may tell that it is another one."""
     earlier: Floats | None = None
     """Of the same shape: what earlier runs measured, see ``agent/earlier.py``; None where there was none."""
 
@@ -133,11 +135,12 @@ def modelled(
     tail: Tail | None = None,
     about: Mapping[str, Any] | None = None,
     prior: Floats | None = None,
+    said: Cluster | None = None,
 ) -> Scenario:
     """K keys (``collective``, ``nbytes``, ``weight`` and ``sigma`` broadcast to (K,)) on a modelled cluster.
 
     What has a time is as in ``action_times_us``. ``about`` has the other blocks of the context (``workload``,
-    ``scheduler``, ``llm``), ``prior`` is as in ``Scenario``. Raises what ``Physics`` does.
+    ``scheduler``, ``llm``), ``prior`` and ``said`` are as in ``Scenario``. Raises what ``Physics`` does.
     """
     collectives, sizes = np.broadcast_arrays(np.atleast_1d(collective), np.atleast_1d(nbytes))
     physics = Physics(cluster, nodes)
@@ -161,6 +164,7 @@ def modelled(
         tail=tail or Tail(),
         sm_share=_sm_share(cluster, belief, collectives, sizes),
         prior=prior,
+        said=said,
     )
 
 

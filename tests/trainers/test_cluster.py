@@ -75,7 +75,8 @@ def test_what_ray_notices_of_a_cluster_is_not_said_on_stdout() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], text=True, **pipes) as running:
         try:
-            assert running.stderr and any("a node is lost" in line for line in running.stderr)
+            assert running.stderr
+            assert any("a node is lost" in line for line in running.stderr)
             # Ends it, for there is nothing more to read.
             assert running.communicate(timeout=60)[0] == ""
         finally:

@@ -205,7 +205,14 @@ def plan_of(experiment: Online, run: str, fabric: Played | None = None) -> Plan:
         return Plan(run=run, experiment=experiment, cluster=cluster_of(described), model=_model(experiment))
     if described.cluster is not None:
         cluster = described.cluster
-        return Plan(run=run, experiment=experiment, cluster=cluster, model=cluster, sms=cluster.sms)
+        return Plan(
+            run=run,
+            experiment=experiment,
+            cluster=cluster,
+            model=cluster,
+            sms=cluster.sms,
+            recognises=described.library == "nccl",
+        )
     return Plan(
         run=run,
         experiment=experiment,

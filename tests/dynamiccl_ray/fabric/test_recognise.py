@@ -12,7 +12,7 @@ from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.presets import find_cluster, preset_names
-from dynamiccl_ray.fabric.recognise import presets, recognised
+from dynamiccl_ray.fabric.recognise import presets, recognised, taken_for
 from dynamiccl_ray.knobs import OWN_PAIR, Collective
 from dynamiccl_ray.simulation.sampling import recognised_of, sample_scenarios, told_of
 
@@ -68,6 +68,31 @@ def test_a_communicator_of_some_gpus_of_each_node_is_of_a_part_of_the_cluster() 
     assert like.cluster == part
 
 
+def test_the_cluster_that_was_said_stands_unless_nccl_predicts_what_it_does_on_another() -> None:
+    here, other, small = (find_cluster(name) for name in ("dgx-h100-ndr", "cloud-tcp", "l40s-pcie"))
+    of = (32, 4, COLLECTIVE, NBYTES, _cost(here, 4))
+    assert taken_for(here, *of) is None
+    like = taken_for(other, *of)
+    assert like is not None
+    assert like.cluster.name.startswith("dgx-h100-ndr")
+    # No other is any nearer.
+    assert taken_for(other, *of, [other]) is None
+    # It cannot have such a communicator.
+    assert small.inter is None or small.gpus_per_node < 8
+    assert taken_for(small, *of) is not None
+    assert taken_for(other, *of[:4], np.zeros_like(of[4])) is None, "nothing is known"
+    assert taken_for(None, *of) is not None
+
+
+def test_a_description_that_is_a_little_off_stands() -> None:
+    """NCCL on this machine believes in links that are a tenth faster than in the description."""
+    described = find_cluster("dgx-h100-ndr")
+    assert described.inter is not None
+    faster = described.inter.model_copy(update={"nic_gb_per_s": 1.1 * described.inter.nic_gb_per_s})
+    cost = _cost(described.model_copy(update={"inter": faster}), 4)
+    assert taken_for(described, 32, 4, COLLECTIVE, NBYTES, cost) is None
+
+
 def test_what_a_person_said_of_the_links_stands() -> None:
     cluster = find_cluster("dgx-h100-ndr")
     like = recognised(32, 4, COLLECTIVE, NBYTES, _cost(cluster, 4))
@@ -87,6 +112,9 @@ def test_a_job_that_does_not_say_where_it_runs_is_told_what_one_that_says_is() -
     assert np.array_equal(found.prior, says.prior, equal_nan=True)
     assert found.context == says.context
     assert recognised_of(says) is says
+    wrong = recognised_of(told_of(says, find_cluster("gh200-slingshot")))
+    assert np.array_equal(wrong.prior if wrong.prior is not None else 0, says.prior, equal_nan=True)
+    assert wrong.context == says.context
     unknown = replace(silent, cost=np.zeros_like(silent.cost))
     assert recognised_of(unknown).prior is None
     assert OWN_PAIR == 0, "whose cost is 0 everywhere"
