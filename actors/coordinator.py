@@ -179,7 +179,9 @@ class Coordinator:
         self._obey()
         due = self._due()
         rewards = self._judge(due, parts, phases, closed)
-        self.phases.end_epoch(row, self._entropy)
+        if self.phases.end_epoch(row, self._entropy):
+            for comm in self.comms.values():
+                comm.reward.forget_steps()
         self._reports, self._entropy = {}, []
         self.governor.end_epoch(exploiting=not all(self._learns(comm) for comm in self.comms.values()))
         round_end = self.context.watching or self.phases.epochs_in_round >= self.experiment.epochs.per_round

@@ -45,8 +45,9 @@ class Phases:
         """(N,) which of these keys run by now."""
         return np.asarray(self._running[rows] >= 1)
 
-    def end_epoch(self, row: Int64, entropy: list[float]) -> None:
-        """These keys ran, once for each collective; ``entropy`` (nats) is of what was drawn."""
+    def end_epoch(self, row: Int64, entropy: list[float]) -> bool:
+        """These keys ran, once for each collective; ``entropy`` (nats) is of what was drawn. Whether what was learned is
+        exploited from now on."""
         if entropy:
             self._entropy.append(float(np.mean(entropy)))
         self.epoch += 1
@@ -54,8 +55,10 @@ class Phases:
         self.collectives += len(row)
         self._running = self._running * _FADING + np.bincount(row, minlength=len(self._running))
         phase = self._speaking()
-        if phase is not self.phase:
+        changed = phase is not self.phase
+        if changed:
             self.phase, self._since = phase, self.round
+        return changed and phase is Phase.EXPLOIT
 
     def end_round(self, version: int) -> None:
         """``version``: the newest in force."""

@@ -100,7 +100,7 @@ class JobReward:
         self._baseline, self._tuned = [], []
 
     def forget_steps(self) -> None:
-        """Other keys are tuned from now on: what an iteration takes then is measured anew."""
+        """Something else is in force from now on: what an iteration takes then is measured anew."""
         self._tuned = []
 
     def steps_s(self) -> tuple[float | None, float | None]:
