@@ -46,8 +46,8 @@ class Phases:
         return np.asarray(self._running[rows] >= 1)
 
     def end_epoch(self, row: Int64, entropy: list[float]) -> bool:
-        """These keys ran, once for each collective; ``entropy`` (nats) is of what was drawn. Whether what was learned is
-        exploited from now on."""
+        """These keys ran, once for each collective; ``entropy`` (nats) is of what was drawn. Whether what was
+        learned is exploited from now on."""
         if entropy:
             self._entropy.append(float(np.mean(entropy)))
         self.epoch += 1

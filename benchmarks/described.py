@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from dynamiccl_ray.agent import policy
-from dynamiccl_ray.baselines.choosers import Thompson, Uniform
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
+from dynamiccl_ray.baselines.registry import beside
 from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.control.columns import nothing_expected
@@ -78,12 +78,12 @@ def main() -> None:
     parser.add_argument("--policies", type=Path, nargs="+", default=[DEFAULT_POLICY], help="each a chooser")
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
-    procedure = Procedure(runs=given.runs)
+    procedure, control = Procedure(runs=given.runs), load_curriculum(CURRICULUM).control
     jobs = _jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure))
+    nets = {f"policy {n}" if n else "policy": policy.load(path) for n, path in enumerate(given.policies)}
     choosers: dict[str, Factory] = {
-        **{f"policy {n}" if n else "policy": learned(policy.load(path)) for n, path in enumerate(given.policies)},
-        "thompson": Thompson,
-        "uniform": Uniform,
+        **{name: learned(net, control) for name, net in nets.items()},
+        **{name: beside(control)[name] for name in ("thompson", "uniform")},
     }
     rows = []
     with players(len(os.sched_getaffinity(0))) as play_all:

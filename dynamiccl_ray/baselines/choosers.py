@@ -25,8 +25,8 @@ class Thompson(InLoop):
     expects, and NCCL's own costs where there is nothing else. An action is drawn as often as it may be the best.
     """
 
-    def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
-        super().__init__(scenario, rng, Control())
+    def __init__(self, scenario: Scenario, rng: np.random.Generator, control: Control | None = None) -> None:
+        super().__init__(scenario, rng, control or Control())
         self._rng = rng
 
     def drawn(self, due: Due) -> Int64:
@@ -47,8 +47,8 @@ class Thompson(InLoop):
 class Uniform(InLoop):
     """Draws whatever may be chosen, each alike: what the loop is worth alone."""
 
-    def __init__(self, scenario: Scenario, rng: np.random.Generator) -> None:
-        super().__init__(scenario, rng, Control())
+    def __init__(self, scenario: Scenario, rng: np.random.Generator, control: Control | None = None) -> None:
+        super().__init__(scenario, rng, control or Control())
         self._rng = rng
 
     def drawn(self, due: Due) -> Int64:

@@ -18,14 +18,14 @@ from dynamiccl_ray.control.loop import Due
 from dynamiccl_ray.simulation.scenario import Scenario
 
 
-def learned(net: policy.PolicyNetwork, control: Control | None = None) -> Factory:
-    """How a run makes a ``LearnedPolicy`` that decides by ``net``, which is only read.
+def learned(net: policy.PolicyNetwork, control: Control) -> Factory:
+    """How a run makes a ``LearnedPolicy`` that decides by ``net``, which is only read, in a loop with these settings.
 
     From here on PyTorch computes with one thread in this process: networks this small lose a hundredfold to more where
     cores are shared.
     """
     torch.set_num_threads(1)
-    return functools.partial(LearnedPolicy, net=net, control=control or Control())
+    return functools.partial(LearnedPolicy, net=net, control=control)
 
 
 class LearnedPolicy(InLoop):

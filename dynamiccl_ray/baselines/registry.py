@@ -1,7 +1,8 @@
-"""All baselines by name."""
+"""All baselines by name; those in the control loop with its usual settings."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,6 +12,7 @@ from dynamiccl_ray.baselines.coordinate_descent import CoordinateDescent
 from dynamiccl_ray.baselines.fixed import BestStaticPair, CsvTable, NcclDefault, Oracle
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.probing import ExhaustiveProbing
+from dynamiccl_ray.config.control import Control
 
 BASELINES: Final[Mapping[str, Factory]] = {
     "nccl": NcclDefault,
@@ -23,3 +25,9 @@ BASELINES: Final[Mapping[str, Factory]] = {
     "thompson": Thompson,
     "oracle": Oracle,
 }
+
+
+def beside(control: Control) -> dict[str, Factory]:
+    """All baselines, beside a policy whose control loop has these settings; those that share it have them, too."""
+    uniform, thompson = (functools.partial(of, control=control) for of in (Uniform, Thompson))
+    return {**BASELINES, "uniform": uniform, "thompson": thompson}

@@ -164,6 +164,7 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
 
     from dynamiccl_ray.calibration.cells import joined
     from dynamiccl_ray.calibration.samples import read_library
+    from dynamiccl_ray.config.control import Control
     from dynamiccl_ray.evaluation.suite import horizon_of
     from dynamiccl_ray.evaluation.tables import judge_tables
     from dynamiccl_ray.simulation.tables import LEAST_OPTIONS, tables
@@ -176,7 +177,12 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
         raise ConfigError(f"{directory}: no size has {LEAST_OPTIONS} measured options of one pair each")
     with console.status("starting") as status:
         document = judge_tables(
-            found, nets[0], procedure, processes=len(os.sched_getaffinity(0)), progress=status.update
+            found,
+            nets[0],
+            procedure,
+            control=Control(),
+            processes=len(os.sched_getaffinity(0)),
+            progress=status.update,
         )
     document["left_out"] = left_out | dict(library.skipped)
     if out is not None:

@@ -17,7 +17,7 @@ from dynamiccl_ray.actions import OWN_ACTION, action_of, flat_action
 from dynamiccl_ray.agent.policy import PolicyNetwork
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
-from dynamiccl_ray.baselines.registry import BASELINES
+from dynamiccl_ray.baselines.registry import beside
 from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.config.curriculum import Curriculum
 from dynamiccl_ray.evaluation.measures import Procedure, judged, key_rows, play, regret_interval, relative_regret
@@ -81,7 +81,7 @@ def assess(
     then go. Further nets, trained with other seeds, are measured on the splits alone. The splits are played in so many
     ``processes``.
     """
-    methods: dict[str, Factory] = {**BASELINES, SUBJECT: learned(nets[0])}
+    methods: dict[str, Factory] = {**beside(curriculum.control), SUBJECT: learned(nets[0], curriculum.control)}
     splits = evaluation_splits(curriculum, scenarios, horizon_of(procedure), measured_nodes)
     vendors = dict(zip(list(splits)[len(splits) - len(measured_nodes) :], measured_nodes, strict=True))
     rows, examples, held = [], {}, []
@@ -96,7 +96,7 @@ def assess(
             row["policies"] = [_brief(row)]
             for i, net in enumerate(nets[1:], 2):
                 progress(f"{name}: policy {i} of {len(nets)}")
-                further = play_all(of, learned(net), procedure)
+                further = play_all(of, learned(net, curriculum.control), procedure)
                 row["policies"].append(_brief(judged(name, further, {SUBJECT: relative_regret(further)}, procedure)))
             if name.startswith(HELD_OUT):
                 held.append((row, runs[SUBJECT]))

@@ -10,7 +10,8 @@ import numpy as np
 from dynamiccl_ray.agent.policy import PolicyNetwork
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
-from dynamiccl_ray.baselines.registry import BASELINES
+from dynamiccl_ray.baselines.registry import beside
+from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.evaluation.measures import Procedure, judged, relative_regret
 from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.evaluation.suite import SUBJECT
@@ -22,6 +23,7 @@ def judge_tables(
     net: PolicyNetwork,
     procedure: Procedure,
     *,
+    control: Control,
     processes: int = 1,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
@@ -29,7 +31,7 @@ def judge_tables(
     over all tables the median regret of each method, and the worst key of the policy over NCCL's own choice where that
     was measured.
     """
-    methods: dict[str, Factory] = {**BASELINES, SUBJECT: learned(net)}
+    methods: dict[str, Factory] = {**beside(control), SUBJECT: learned(net, control)}
     rows = []
     with players(processes) as play_all:
         for table in tables:

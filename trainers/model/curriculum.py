@@ -193,7 +193,9 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
 
     def _validate(self, reward: float) -> dict[str, Any]:
         stage = self._curriculum.stages[self._stage]
-        reached = validate(self.net, self._scenarios.validation(self._stage), self._curriculum.validation)
+        reached = validate(
+            self.net, self._scenarios.validation(self._stage), self._curriculum.validation, self._curriculum.control
+        )
         entry = {"round": self._rounds, "stage": stage.name, "steps": self._steps, "reward": reward, **reached}
         self._history.append(entry)
         promoted = reached["gap_closed"] >= stage.promote and self._stage_rounds >= stage.least_rounds

@@ -92,7 +92,7 @@ def score_policy(
     over whole jobs, over the best's.
     """
     procedure = Procedure(learn=curriculum.validation.collectives, runs=1)
-    played = [play(scenario, learned(net), procedure) for scenario in scenarios]
+    played = [play(scenario, learned(net, curriculum.control), procedure) for scenario in scenarios]
     return {
         "gap_closed": validated["gap_closed"],
         "vs_oracle": validated["geomean_vs_oracle"],

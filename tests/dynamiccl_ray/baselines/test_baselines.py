@@ -12,10 +12,12 @@ from dynamiccl_ray.actions import flat_action
 from dynamiccl_ray.baselines.bandit import Bandit
 from dynamiccl_ray.baselines.coordinate_descent import CoordinateDescent
 from dynamiccl_ray.baselines.fixed import BestStaticPair, CsvTable, NcclDefault, Oracle
+from dynamiccl_ray.baselines.in_loop import InLoop
 from dynamiccl_ray.baselines.method import SWEEP_REPEATS, Factory, Int64, Method
 from dynamiccl_ray.baselines.probing import ExhaustiveProbing
-from dynamiccl_ray.baselines.registry import BASELINES
+from dynamiccl_ray.baselines.registry import BASELINES, beside
 from dynamiccl_ray.baselines.run import Trace, run
+from dynamiccl_ray.config.control import Control, Learning
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.simulation.sampling import Sampling, sample_scenarios
@@ -131,3 +133,13 @@ def test_a_seed_gives_the_same_run_and_every_method_the_same_noise() -> None:
     other = run(scenario, Bandit, 80, 4)
     assert not np.array_equal(other.noise.normal, traces["bandit"].noise.normal)
     assert not np.array_equal(other.actions, traces["bandit"].actions)
+
+
+def test_what_shares_the_loop_with_a_policy_has_its_settings() -> None:
+    control = Control(learning=Learning(draws=4))
+    rivals = beside(control)
+    assert rivals.keys() == BASELINES.keys()
+    for name in ("thompson", "uniform"):
+        method = rivals[name](tcp(), np.random.default_rng(0))
+        assert isinstance(method, InLoop)
+        assert method.loop.control is control

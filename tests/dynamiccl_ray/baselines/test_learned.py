@@ -66,7 +66,7 @@ def _played(
 
 def test_what_is_measured_best_closes_the_gap_of_the_pairs() -> None:
     scenario, procedure = tcp(), Procedure(learn=300, warmup=2, measured=20, runs=2)
-    runs = [play(scenario, learned(BestMeasured(8)), procedure)]
+    runs = [play(scenario, learned(BestMeasured(8), Control()), procedure)]
     closed = gap_closed(runs, procedure)
     assert closed is not None
     # Of the pairs alone; the rest of the gap is channels and chunks.
@@ -117,7 +117,7 @@ def test_the_guardrail_forbids_what_is_worse_than_nccls_own_choice() -> None:
 def test_draws_differ_between_runs_and_repeat_in_each() -> None:
     torch.manual_seed(0)
     net = PolicyNetwork(8)
-    first, again, other = (run(tcp(BUSY, every=40), learned(net), 120, seed).actions for seed in (0, 0, 1))
+    first, again, other = (run(tcp(BUSY, every=40), learned(net, Control()), 120, seed).actions for seed in (0, 0, 1))
     assert (first == again).all()
     assert (first != other).any()
 
@@ -149,4 +149,4 @@ def test_any_network_keeps_to_the_mask(seed: int) -> None:
     for parameter in net.parameters():
         torch.nn.init.normal_(parameter)
     # run() refuses what is masked.
-    run(tcp(BUSY, every=40), learned(net), 120, seed)
+    run(tcp(BUSY, every=40), learned(net, Control()), 120, seed)

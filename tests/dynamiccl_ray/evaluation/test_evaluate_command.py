@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.cli.app import app as commands
+from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.evaluation import suite as evaluation_suite
 from dynamiccl_ray.evaluation.suite import SCALE_GPUS, SUBJECT, TIER_BYTES, TIER_PLACES
@@ -32,6 +33,7 @@ stages:
     most_phases: 3
 held_out: [{cluster: cloud-tcp, nodes: [2]}]
 streams: {keys: 4}
+control: {learning: {heat: 0.4}}
 """
 
 
@@ -59,6 +61,10 @@ def test_a_tiny_evaluation(
     app: typer.Typer, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation_suite, "TIER_BYTES", TIER_BYTES[::5])
+    controls: list[Control] = []
+    for name in ("learned", "beside"):
+        of = getattr(evaluation_suite, name)
+        monkeypatch.setattr(evaluation_suite, name, lambda *given, of=of: controls.append(given[-1]) or of(*given))
     monkeypatch.setattr(evaluation_suite, "SCALE_BYTES", evaluation_suite.SCALE_BYTES[::10])
     out = tmp_path / "out"
     # The same policy as a further seed: noise and jobs are the same, and so is what is said of it.
@@ -102,6 +108,7 @@ def test_a_tiny_evaluation(
     samples = pq.read_table(out / "samples.parquet")
     # Measured collectives times keys times jobs, for each method; tables have keys of their own.
     near = samples.filter(samples["split"].cast("string").to_numpy(zero_copy_only=False) == "training: near")
+    assert {control.learning.heat for control in controls} == {0.4}, "the loop is as the curriculum has it"
     assert near.num_rows == 100 * 4 * 2 * (len(BASELINES) + 1)
     console = Console(width=80, record=True, file=io.StringIO())
     console.print(terminal_table(document))

@@ -8,6 +8,7 @@ from tiny_scenario import tcp
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.baselines.bandit import Bandit
 from dynamiccl_ray.baselines.learned import learned
+from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.evaluation.measures import Procedure, play
 from dynamiccl_ray.evaluation.players import players
@@ -18,7 +19,7 @@ def test_several_processes_play_what_one_plays() -> None:
     scenarios = [tcp(), tcp(Load(inter_bandwidth=0.5), every=20), tcp(Load(inter_latency=3.0), every=20)]
     procedure = Procedure(learn=30, warmup=2, measured=8, runs=2)
     with players(2) as together, players(1) as alone:
-        for factory in (Bandit, learned(policy.load(DEFAULT_POLICY))):
+        for factory in (Bandit, learned(policy.load(DEFAULT_POLICY), Control())):
             expected = [play(scenario, factory, procedure) for scenario in scenarios]
             for play_all in (together, alone):
                 found = play_all(scenarios, factory, procedure)

@@ -10,6 +10,7 @@ from tiny_scenario import tiny
 from torch import Tensor
 
 from dynamiccl_ray.agent.policy import PolicyNetwork
+from dynamiccl_ray.config.control import Control, Learning
 from dynamiccl_ray.config.curriculum import Validation
 from dynamiccl_ray.trainers.model import validation
 from dynamiccl_ray.trainers.model.validation import validate
@@ -31,15 +32,21 @@ class Asked(PolicyNetwork):
 
 def test_a_network_that_measures_closes_the_gap() -> None:
     net = Asked(8)
-    found = validate(net, [GAP], SETTINGS)
+    found = validate(net, [GAP], SETTINGS, Control())
     assert net.times > 40
     # One of a hundred measures NCCL's own choice again.
     best = {"gap_closed": 1, "geomean_vs_oracle": 1, "default_vs_oracle": 10 / 8, "p99_key_vs_default": 8 / 10}
     assert found == pytest.approx(best, rel=0.011)
 
 
+def test_the_loop_is_as_the_curriculum_has_it() -> None:
+    net = Asked(8)
+    validate(net, [GAP], SETTINGS, Control(learning=Learning(draws=4)))
+    assert net.times == 4
+
+
 def test_no_gap_is_closed() -> None:
-    found = validate(PolicyNetwork(8), [NONE], SETTINGS)
+    found = validate(PolicyNetwork(8), [NONE], SETTINGS, Control())
     assert found["gap_closed"] == 1
     assert found["p99_key_vs_default"] >= 1
 
@@ -53,7 +60,7 @@ def test_it_is_one_run_after_so_many_collectives(monkeypatch: pytest.MonkeyPatch
         return played[-1]
 
     monkeypatch.setattr(validation, "play", watched)
-    validate(PolicyNetwork(8), [GAP, NONE], SETTINGS)
+    validate(PolicyNetwork(8), [GAP, NONE], SETTINGS, Control())
     assert [len(traces) for traces in played] == [1, 1]
     assert {len(trace.actions) for traces in played for trace in traces} == {40 + 10 + 100}
     assert all(np.isfinite(trace.time_us).all() for traces in played for trace in traces)

@@ -7,10 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from dynamiccl_ray.agent.policy import PolicyNetwork
+from dynamiccl_ray.config.curriculum import Curriculum, Stage
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.keys import key_name
-from dynamiccl_ray.trainers.sweep.scores import mean_of, regrets, score_run
+from dynamiccl_ray.trainers.sweep.scores import held_out_scenarios, mean_of, regrets, score_policy, score_run
 
 
 def _summary() -> dict[str, Any]:
@@ -39,6 +42,23 @@ def test_a_run_that_ended_while_it_learned_has_no_score(tmp_path: Path) -> None:
     summary["after"][0]["geomean_vs_oracle"] = None
     with pytest.raises(RunError, match="after 'slow' the run ended while it still learned"):
         score_run(summary, tmp_path)
+
+
+def test_a_policy_is_judged_in_the_loop_of_its_curriculum() -> None:
+    stage = Stage.model_validate({"name": "only", "places": [{"cluster": "dgx-v100", "nodes": [1]}]})
+    places = [{"cluster": "cloud-tcp", "nodes": [2]}]
+
+    def judged(**learning: int) -> float:
+        given = {"name": "x", "stages": [stage], "held_out": places, "streams": {"keys": 4}}
+        few = {"validation": {"scenarios": 1, "collectives": 60}, "control": {"learning": learning}}
+        curriculum = Curriculum.model_validate(given | few)
+        torch.manual_seed(0)
+        validated = {"gap_closed": 1.0, "geomean_vs_oracle": 1.0}
+        scored = score_policy(PolicyNetwork(8), held_out_scenarios(curriculum), curriculum, validated)
+        return float(scored["held_out_regret"])
+
+    # A network that has learned nothing loses by every draw.
+    assert judged(draws=60) > 1.2 * judged(draws=4)
 
 
 def test_what_one_seed_does_not_know_has_no_mean() -> None:
