@@ -14,7 +14,7 @@ from ray.tune import ResultGrid
 
 from dynamiccl_ray.config.sweep import METRICS, Sweep, Values
 from dynamiccl_ray.config.sweep_target import Target, best_yaml
-from dynamiccl_ray.trainers.sweep.trials import SEEDS, number_of
+from dynamiccl_ray.trainers.sweep.trials import SEEDS, WHOLE, number_of
 
 _CURVE: Final = "curve"
 _SURE: Final = 2.0
@@ -55,7 +55,7 @@ def _row(sweep: Sweep, number: int, result: Any) -> Row:
     elif not scores:
         status = "unfinished"
     else:
-        status = "done" if metrics.get("done") and len(scores) else "stopped"
+        status = "done" if metrics.get(WHOLE) else "stopped"
     if scores and _CURVE in scores[0]:
         curve = scores[0][_CURVE]
     else:

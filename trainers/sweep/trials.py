@@ -23,6 +23,8 @@ from dynamiccl_ray.trainers.sweep.scores import held_out_scenarios, mean_of, sco
 SCORE: Final = "score.json"
 SEEDS: Final = "by_seed"
 """Of a result: the scores of each seed."""
+WHOLE: Final = "whole"
+"""Of a result: whether the trial came to its end. Tune says that of one that a scheduler has stopped, too."""
 NUMBER: Final = "number"
 """Of a trial that a searcher has suggested, in its config."""
 _STATE: Final = "sweep.json"
@@ -46,7 +48,7 @@ class _Trial(Trainable):  # type: ignore[misc]
         return True
 
     def result(self, scores: list[dict[str, Any]], *, done: bool) -> dict[str, Any]:
-        return {**mean_of(scores), SEEDS: scores, DONE: done}
+        return {**mean_of(scores), SEEDS: scores, WHOLE: done, DONE: done}
 
 
 class OnlineTrial(_Trial):
