@@ -21,7 +21,7 @@ class Learning(Section):
     """Decisions that are drawn. The policy's certainty comes from a model, so what it holds likely is measured."""
     adapt_share: Annotated[float, Field(gt=0, le=1)] = 0.67
     """Of them, that are drawn after a trigger: what was known is a hint then."""
-    earlier_share: Annotated[float, Field(gt=0, le=1)] = 0.33
+    earlier_share: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Of them, that are drawn where an earlier run says anything of a key."""
     draw_samples: Count = 1
     compares: Count = 24

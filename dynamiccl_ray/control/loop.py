@@ -54,7 +54,7 @@ _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
 # What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
 _LIKELY: Final = 0.3
-# Share of the draws in which what a model rules out is not drawn.
+# Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
@@ -302,10 +302,9 @@ class Loop(State):
         said = self.evidence.estimates(rows[seen])
         worth = np.asarray(allowed.any(-1))
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        # A model may be wrong about what nobody draws because of it: the last draws are free. What an earlier run has
-        # measured, somebody has drawn.
-        last = (done[seen] >= _TRUSTED * draws[seen])[:, None] & ~self.evidence.ran_earlier(rows[seen])
-        drawable = allowed[seen] & (worth[seen] | last[..., None])[..., None]
+        # A prior may be wrong about what nobody draws because of it: the last draws are free.
+        last = done[seen] >= _TRUSTED * draws[seen]
+        drawable = allowed[seen] & (worth[seen] | last[:, None, None])[..., None]
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)

@@ -289,9 +289,9 @@ def test_the_best_of_what_was_measured_is_not_chosen_once_it_is_forbidden() -> N
 
 
 @pytest.mark.parametrize("of", ["prior", "earlier"])
-def test_what_a_model_rules_out_is_drawn_in_the_last_quarter_and_what_an_earlier_run_measured_is_not(of: str) -> None:
+def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str) -> None:
     expected = nothing_expected(2)
-    expected[:, 2] = 1.0
+    expected[0, 2], expected[1, 3] = 1.0, 0.0
     loop = loop_of(replace(some_keys(2), **{of: expected}), draws=8, draw_samples=1, earlier_share=1)
     observed(loop, [0, 1] * 4, 3.0)
     drawable = []
@@ -300,17 +300,16 @@ def test_what_a_model_rules_out_is_drawn_in_the_last_quarter_and_what_an_earlier
         drawable.append(part(due.observation, "valid_channels")[:, 2].any(-1).tolist())
         loop.decide(due.row, np.full(2, pair(1)))
         observed(loop, [0, 1], 3.0)
-    last = of == "prior"
-    assert drawable == [[False, False]] * 6 + [[last, last]] * 2
+    assert drawable == [[False, True]] * 6 + [[True, True]] * 2
 
 
-def test_where_an_earlier_run_says_something_of_a_key_it_draws_a_third() -> None:
+def test_where_an_earlier_run_says_something_of_a_key_it_draws_half_as_often() -> None:
     keys = some_keys(2)
     keys.earlier[0, 2] = 0.1
-    loop = loop_of(keys, draws=30, adapt_share=0.5)
-    assert loop.draws().tolist() == [10, 30]
+    loop = loop_of(keys, draws=30, adapt_share=0.2)
+    assert loop.draws().tolist() == [15, 30]
     loop.shift(np.array([0, 1]))
-    assert loop.draws().tolist() == [15, 15]
+    assert loop.draws().tolist() == [6, 6]
 
 
 def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_key_of_each_size() -> None:
