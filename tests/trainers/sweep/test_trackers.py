@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +43,17 @@ def test_one_that_is_not_installed_is_said_before_anything_starts(
     monkeypatch.setattr(importlib.util, "find_spec", lambda of, *more: None if of == name else found(of, *more))
     with pytest.raises(ConfigError, match=rf"{name}: it is not installed; pip install 'dynamiccl-ray\[track\]'"):
         _run(tmp_path, **{name: {}})
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_that_nobody_is_logged_in_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda *_: object())
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(api=SimpleNamespace(api_key=None)))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    with pytest.raises(ConfigError, match="wandb: nobody is logged in; run `wandb login`"):
+        _run(tmp_path, wandb={})
     assert not list((tmp_path / "out").iterdir())
 
 
