@@ -8,6 +8,7 @@ prior, by what it said of the pairs that were tried.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -43,9 +44,11 @@ def error_of(
     weight = np.where(known, start**2 / (start**2 + doubt), 0.0)
     square = np.where(known, np.maximum((np.where(known, prior, 0.0) - ratio) ** 2 - doubt, 0.0), 0.0)
     groups, of = np.unique(group, return_inverse=True)
-    mass, error = np.zeros((2, len(groups), prior.shape[1]))
-    np.add.at(mass, of, weight.sum(-1))
-    np.add.at(error, of, (weight * square).sum(-1))
+    shape = (len(groups), prior.shape[1])
+    cell = (of[:, None] * shape[1] + np.arange(shape[1])).ravel()
+    mass, error = (
+        np.bincount(cell, x.sum(-1).ravel(), math.prod(shape)).reshape(shape) for x in (weight, weight * square)
+    )
     counts = np.minimum(mass, 1.0)
     variance = _FREEDOM * start**2 + (counts * error / np.maximum(mass, 1e-9)).sum(-1)
     return np.asarray(np.sqrt(variance / (_FREEDOM + counts.sum(-1)))[of], np.float32)

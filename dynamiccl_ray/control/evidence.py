@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.lending import Lending, combine, deviation, noise_of, stale, worse_than_own
 from dynamiccl_ray.agent.prior import EARLIER_ERROR, ERROR, error_of
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, where_true
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 # Name -> shape of a row, type, and what a new row is filled with.
@@ -240,7 +240,7 @@ class Evidence:
         chunk and all, and is slower than NCCL's own choice; see ``lending.worse_than_own``.
         """
         mine = self.samples[rows]
-        index, action = np.nonzero(mine >= least)
+        index, action = where_true(mine >= least)
         samples = mine[index, action]
         ratio = self.total[rows[index], action] / samples - self.baseline[rows[index]]
         worse = worse_than_own(ratio, samples, self.noise[rows][index], margin=margin, least=least)
@@ -252,7 +252,7 @@ class Evidence:
         behind whatever is best, and what has ``enough`` samples is known.
         """
         mine = self.samples[rows]
-        index, action = np.nonzero(mine)
+        index, action = where_true(mine != 0)
         samples, may = mine[index, action], allowed[index, action]
         mean = self.total[rows[index], action] / samples
         best = _least_by_row(index, np.where(may, mean, np.inf), len(rows))

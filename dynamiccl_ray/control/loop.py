@@ -16,7 +16,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
-from dynamiccl_ray.arrays import Bool, Float64, Int64
+from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
 from dynamiccl_ray.control import check
 from dynamiccl_ray.control.columns import (
     Closed,
@@ -300,7 +300,7 @@ class Loop(State):
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
         said = self.evidence.estimates(rows[seen])
-        worth = np.asarray(allowed.any(-1))
+        worth = any_along(allowed, -1)
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
         # A prior may be wrong about what nobody draws because of it: the last draws are free.
         last = done[seen] >= _TRUSTED * draws[seen]

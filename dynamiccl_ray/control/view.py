@@ -6,7 +6,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import action_parts
 from dynamiccl_ray.agent.observation import KeyView
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
 from dynamiccl_ray.control.columns import Keys
 from dynamiccl_ray.control.evidence import Estimates, Evidence
 
@@ -46,8 +46,8 @@ def view(
         congestion=_known(evidence.last[rows] - evidence.fastest[rows]),
         skew=evidence.skew[rows].astype(np.float32),
         heat=heat.astype(np.float32),
-        valid_channels=np.asarray(allowed.any(-1)),
-        valid_chunks=np.asarray(allowed.any(-2)),
+        valid_channels=any_along(allowed, -1),
+        valid_chunks=any_along(allowed, -2),
     )
 
 
