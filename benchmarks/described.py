@@ -1,5 +1,5 @@
-"""What it is worth to say which cluster a job runs on, and what it costs to say another: three choosers in one control
-loop, the policy, Thompson sampling and uniform draws, on the held-out clusters or on random ones.
+"""What it is worth to say which cluster a job runs on, and what it costs to say another: choosers in one control loop,
+policies and what does without one, on the held-out clusters or on random ones.
 
     python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--policies policy.pt ...]
 """
@@ -76,18 +76,21 @@ def main() -> None:
     parser.add_argument("--scenarios", type=int, default=6, help="half as many of each cluster")
     parser.add_argument("--random", type=int, help="on so many random clusters instead")
     parser.add_argument("--policies", type=Path, nargs="+", default=[DEFAULT_POLICY], help="each a chooser")
+    parser.add_argument("--choosers", nargs="*", default=["thompson", "uniform"], help="baselines beside them")
+    parser.add_argument("--told", nargs="+", help="only these rows")
     parser.add_argument("--runs", type=int, default=1)
     given = parser.parse_args()
     procedure, control = Procedure(runs=given.runs), load_curriculum(CURRICULUM).control
     jobs = _jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure))
-    nets = {f"policy {n}" if n else "policy": policy.load(path) for n, path in enumerate(given.policies)}
+    nets = {"policy" if path == DEFAULT_POLICY else path.parent.name: policy.load(path) for path in given.policies}
     choosers: dict[str, Factory] = {
         **{name: learned(net, control) for name, net in nets.items()},
-        **{name: beside(control)[name] for name in ("thompson", "uniform")},
+        **{name: beside(control)[name] for name in given.choosers},
     }
     rows = []
     with players(len(os.sched_getaffinity(0))) as play_all:
-        for (what, told), (name, factory) in itertools.product(jobs.items(), choosers.items()):
+        rows_of = [(what, told) for what, told in jobs.items() if not given.told or what in given.told]
+        for (what, told), (name, factory) in itertools.product(rows_of, choosers.items()):
             traces = play_all(told, factory, procedure)
             row = {
                 "described": what,

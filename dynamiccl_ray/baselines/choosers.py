@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_CHANNELS, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.lending import deviation
 from dynamiccl_ray.agent.observation import part
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.baselines.in_loop import InLoop
+from dynamiccl_ray.baselines.method import sweep
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.loop import Due
 from dynamiccl_ray.knobs import N_PAIRS
@@ -18,6 +19,8 @@ from dynamiccl_ray.simulation.scenario import Scenario
 
 # NCCL's belief, as a log over its cheapest, counts for no more than this: much slower is much slower.
 _MOST_BELIEVED = 2.0
+# Standard deviations by which two estimates are apart of which the slower is surely not the best.
+_APART = 2.0
 
 
 class Thompson(InLoop):
@@ -31,17 +34,52 @@ class Thompson(InLoop):
 
     def drawn(self, due: Due) -> Int64:
         seen = due.observation[due.draw]
-        time, sure = np.moveaxis(part(seen, "channels"), -1, 0)
-        cost = part(seen, "pairs")[..., 1] * 4  # as ``encode`` scales it
-        guess = np.where(sure == 0, np.minimum(cost, _MOST_BELIEVED)[..., None], 0.0)
-        sampled = self._sample(time + guess, sure, part(seen, "valid_channels"))
+        sampled = self._sample(*believed(seen), part(seen, "valid_channels"))
         pair, channels = np.divmod(sampled.reshape(len(seen), N_PAIRS * N_CHANNELS).argmin(-1), N_CHANNELS)
         time, sure = np.moveaxis(part(seen, "chunks"), -1, 0)
-        chunk = self._sample(time, sure, part(seen, "valid_chunks"))[np.arange(len(seen)), pair].argmin(-1)
+        chunk = self._sample(time, deviation(sure), part(seen, "valid_chunks"))[np.arange(len(seen)), pair].argmin(-1)
         return flat_action(pair, channels, chunk)
 
-    def _sample(self, mean: Any, sure: Any, valid: Any) -> Float64:
-        return np.where(valid > 0, mean + deviation(sure) * self._rng.standard_normal(mean.shape), np.inf)
+    def _sample(self, mean: Any, error: Any, valid: Any) -> Float64:
+        return np.where(valid > 0, mean + error * self._rng.standard_normal(mean.shape), np.inf)
+
+
+class Elimination(InLoop):
+    """Successive elimination (Even-Dar, Mannor and Mansour 2006) from what the policy sees: of what may be the best of
+    a key's pairs and channels by all that is known, what was measured least is drawn, at first the most promising.
+    """
+
+    def __init__(self, scenario: Scenario, rng: np.random.Generator, control: Control | None = None) -> None:
+        super().__init__(scenario, rng, control or Control())
+
+    def drawn(self, due: Due) -> Int64:
+        seen = due.observation[due.draw]
+        time, error = believed(seen)
+        valid = part(seen, "valid_channels") > 0
+        most = np.where(valid, time + _APART * error, np.inf).min((1, 2), keepdims=True)
+        left = valid & (time - _APART * error <= most)
+        samples = np.where(left, self.loop.evidence.by_channels[due.row[due.draw]], np.inf)
+        left &= samples == samples.min((1, 2), keepdims=True)
+        first = np.where(left, time, np.inf).reshape(len(seen), N_PAIRS * N_CHANNELS).argmin(-1)
+        pair, channels = np.divmod(first, N_CHANNELS)
+        chunk = np.where(part(seen, "valid_chunks") > 0, part(seen, "chunks")[..., 0], np.inf)
+        return flat_action(pair, channels, chunk[np.arange(len(seen)), pair].argmin(-1))
+
+
+class LastTable(InLoop):
+    """The table of the session before: draws nothing else, and what the loop makes of it is the loop's. Better than it
+    can be: all actions were measured on this very network before its first change, and nobody pays for it.
+    """
+
+    def __init__(self, scenario: Scenario, rng: np.random.Generator, control: Control | None = None) -> None:
+        super().__init__(scenario, rng, control or Control())
+        found, _ = sweep(scenario, rng, np.ones(N_ACTIONS, np.bool_))
+        self._table = np.asarray(found.argmin(-1), np.int64)
+
+    def drawn(self, due: Due) -> Int64:
+        rows = due.row[due.draw]
+        allowed = self.loop.allowed(rows).reshape(len(rows), N_ACTIONS)
+        return np.where(allowed[np.arange(len(rows)), self._table[rows]], self._table[rows], OWN_ACTION)
 
 
 class Uniform(InLoop):
@@ -61,3 +99,12 @@ class Uniform(InLoop):
     def _any(self, valid: Any) -> Int64:
         """Of each row (R, N) one that is valid."""
         return np.asarray(np.where(valid > 0, self._rng.random(valid.shape), -1.0).argmax(-1), np.int64)
+
+
+def believed(seen: Any) -> tuple[Any, Any]:
+    """Of observations (R, SIZE): log times over NCCL's own (R, N_PAIRS, N_CHANNELS) and their standard deviations; what
+    nobody has measured, and no model speaks of, is as NCCL predicts it."""
+    time, sure = np.moveaxis(part(seen, "channels"), -1, 0)
+    cost = part(seen, "pairs")[..., 1] * 4  # as ``encode`` scales it
+    guess = np.where(sure == 0, np.minimum(cost, _MOST_BELIEVED)[..., None], 0.0)
+    return time + guess, deviation(sure)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from dynamiccl_ray.baselines.bandit import Bandit
-from dynamiccl_ray.baselines.choosers import Thompson, Uniform
+from dynamiccl_ray.baselines.choosers import Elimination, LastTable, Thompson, Uniform
 from dynamiccl_ray.baselines.coordinate_descent import CoordinateDescent
 from dynamiccl_ray.baselines.fixed import BestStaticPair, CsvTable, NcclDefault, Oracle
-from dynamiccl_ray.baselines.method import Factory
+from dynamiccl_ray.baselines.method import Factory, Method
 from dynamiccl_ray.baselines.probing import ExhaustiveProbing
 from dynamiccl_ray.config.control import Control
 
+_IN_LOOP: Final[Mapping[str, Callable[..., Method]]] = {
+    "uniform": Uniform,
+    "thompson": Thompson,
+    "elimination": Elimination,
+    "last table": LastTable,
+}
 BASELINES: Final[Mapping[str, Factory]] = {
     "nccl": NcclDefault,
     "static pair": BestStaticPair,
@@ -21,13 +27,11 @@ BASELINES: Final[Mapping[str, Factory]] = {
     "coordinate descent": CoordinateDescent,
     "exhaustive probing": ExhaustiveProbing,
     "bandit": Bandit,
-    "uniform": Uniform,
-    "thompson": Thompson,
+    **_IN_LOOP,
     "oracle": Oracle,
 }
 
 
 def beside(control: Control) -> dict[str, Factory]:
     """All baselines, beside a policy whose control loop has these settings; those that share it have them, too."""
-    uniform, thompson = (functools.partial(of, control=control) for of in (Uniform, Thompson))
-    return {**BASELINES, "uniform": uniform, "thompson": thompson}
+    return {**BASELINES, **{name: functools.partial(of, control=control) for name, of in _IN_LOOP.items()}}

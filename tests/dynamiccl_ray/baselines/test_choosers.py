@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from tiny_scenario import tcp
 
-from dynamiccl_ray.baselines.choosers import Thompson, Uniform
+from dynamiccl_ray.baselines.choosers import Elimination, LastTable, Thompson, Uniform
 from dynamiccl_ray.baselines.run import Trace, run
 from dynamiccl_ray.config.control import Learning
 from dynamiccl_ray.control.columns import nothing_expected
@@ -52,3 +52,22 @@ def test_a_model_of_the_right_cluster_helps_thompson_and_one_of_another_does_no_
     right, none, wrong = regret(scenario.cluster), regret(None), regret("dgx-h100-ndr")
     assert right < none
     assert wrong < 2 * none
+
+
+def test_elimination_draws_what_is_left_in_turn_and_no_more_of_what_is_behind() -> None:
+    scenario = _still()
+    drawn = _drawn(run(scenario, Elimination, STEPS, 0))
+    first, last = (len(np.unique(part[:, 0])) for part in np.array_split(drawn, 2))
+    assert first > 10, "everything may be the best at first"
+    assert last < first
+    elimination, uniform = (run(scenario, of, STEPS, 0) for of in (Elimination, Uniform))
+    assert relative_regret([[elimination]]) < relative_regret([[uniform]])
+
+
+def test_the_last_table_explores_hardly_and_is_hard_to_beat_where_nothing_has_changed() -> None:
+    scenario = _still()
+    trace = run(scenario, LastTable, STEPS, 0)
+    drawn = _drawn(trace)
+    # What would only repeat what is known goes to a pair that nobody has tried, as for every chooser.
+    assert np.mean([(of_key == of_key[0]).mean() for of_key in drawn.T]) > 0.8
+    assert relative_regret([[trace]]) < relative_regret([[run(scenario, Thompson, STEPS, 0)]])
