@@ -61,7 +61,9 @@ def _row(sweep: Sweep, number: int, result: Any) -> Row:
     else:
         frame = result.metrics_dataframe
         known = frame is not None and sweep.metric in frame
-        curve = [[i + 1, float(y)] for i, y in enumerate(frame[sweep.metric])] if known else []
+        # A trial that went on from another's weights has that one's reports behind it, too.
+        at = dict(zip(frame["training_iteration"], frame[sweep.metric], strict=True)) if known else {}
+        curve = [[int(i), float(y)] for i, y in sorted(at.items())]
     return Row(
         id=number,
         values=result.config["values"],

@@ -161,7 +161,8 @@ class _Search:
             search_alg=optuna_search(sweep, planned[0], self._mode) if optuna else None,
             num_samples=1 + _samples(sweep) if optuna else 1,
             scheduler=self._scheduler(),
-            max_concurrent_trials=sweep.concurrent,
+            # A population takes turns in what room there is; limited so, one trial would end before the next begins.
+            max_concurrent_trials=None if isinstance(sweep.scheduler, Pbt) else sweep.concurrent,
             time_budget_s=sweep.stop.seconds,
             trial_dirname_creator=_directory,
             # A new process takes seconds to import what a trial needs.

@@ -26,6 +26,7 @@ class Watch:
         self._sweep, self._console = sweep, console
         self._started = time.monotonic()
         self._live: Live | None = None
+        self._told: dict[str, str] = {}
 
     @contextlib.contextmanager
     def over(self, what: str) -> Iterator[None]:
@@ -47,6 +48,11 @@ class Watch:
         if self._live is not None:
             self._live.update(self._table(trials))
         elif news is not None:
+            if (before := self._told.get(trial.trial_id)) is not None and news == "starts":
+                if before == _settings(trial):
+                    return  # it only waited for its turn
+                news = "goes on from another"
+            self._told[trial.trial_id] = _settings(trial)
             number, metric = number_of(trial.trial_id, trial.config), trial.last_result.get(self._sweep.metric)
             reached = "" if metric is None else f", {self._sweep.metric} {metric:.5g}"
             words = f"trial {number} {news}: {_settings(trial)}{reached}"

@@ -20,7 +20,7 @@ from rich.console import Console
 from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import load
 from dynamiccl_ray.config.sweep import load_sweep
-from dynamiccl_ray.config.sweep_target import find_target
+from dynamiccl_ray.config.sweep_target import default_values, find_target
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.report.sweep import write_sweep_report
@@ -181,13 +181,17 @@ def test_sweeps_of_curricula_end_under_every_scheduler_and_sampler(tmp_path: Pat
     assert {trial["status"] for trial in trials} <= {"done", "stopped"}
     assert all(trial["metric"] > 0 for trial in trials)
     done = [trial for trial in trials if trial["status"] == "done"]
-    assert all(len(trial["curve"]) == 6 for trial in done)
+    # The last of six validations; one that goes on from another may have left some out.
+    assert all(trial["curve"][-1][0] == 6 for trial in done)
     kind = change.get("scheduler", {}).get("kind")
     if kind == "asha":
         assert any(trial["status"] == "stopped" for trial in trials)
     if kind == "pbt":
-        # Of four, two go on from another with a changed rate.
         assert len(done) == 4
+        sweep = load_sweep(tmp_path / "x.yaml")
+        began = sweep.planned(default_values(sweep, find_target(sweep, tmp_path / "x.yaml")))
+        changed = {t["params"]["ppo.lr"] for t in trials} - {values["ppo.lr"] for values in began}
+        assert changed, "some go on from another with a changed rate, although one has room at a time"
         assert 1e-4 <= min(t["params"]["ppo.lr"] for t in trials) <= max(t["params"]["ppo.lr"] for t in trials) <= 1e-1
     if change.get("sampler") == "optuna":
         assert result["best"]["id"] == 0 or result["confirmed"]["seeds"] == 2
