@@ -42,8 +42,9 @@ MOST_CHARS: Final = 600
 
 
 def short(text: str) -> str:
-    """What somebody else has written, or a library says of it, so that it fits into a message."""
-    return text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    """What somebody else has written, or a library says of it, so that it fits into a message, in a line."""
+    line = " ".join(text.splitlines())
+    return line if len(line) <= MOST_CHARS else f"{line[:MOST_CHARS]}..."
 
 
 def nearest(word: str, names: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ from dynamiccl_ray.agent.observation import HEAD_SIZE, N_PAIR_FIELDS, SIZE, part
 from dynamiccl_ray.errors import DAMAGED, ConfigError, short
 from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.settings import MOST_EXPERTS, MOST_HIDDEN
+from dynamiccl_ray.tensors import read_tensors
 
 MASKED: Final = -1e9
 # Logits per unit of log time at the start, and what one unit of the learned parameter is worth: its gradient steps are
@@ -160,7 +161,7 @@ def save(net: PolicyNetwork, path: Path) -> None:
 def load(path: Path) -> PolicyNetwork:
     """A saved network, ready to decide. Raises ConfigError for a file that is missing or holds something else."""
     try:
-        saved = torch.load(path, weights_only=True)
+        saved = read_tensors(path)
         hidden, experts = saved["hidden"], saved["experts"]
         # Of somebody else's file: memory for a network is taken before its weights are looked at.
         if not (isinstance(hidden, int) and 1 <= hidden <= MOST_HIDDEN):

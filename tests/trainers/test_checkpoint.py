@@ -45,9 +45,14 @@ class _Opened:
 def test_a_strangers_file_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: object) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "checkpoint.pt")  # type: ignore[operator]
-    with pytest.raises(ConfigError, match="not a checkpoint of this version"):
+    with pytest.raises(ConfigError, match="not a checkpoint of this version") as refused:
         read_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="holds no policy of this version") as refused_policy:
+        policy.load(tmp_path / "checkpoint.pt")
     assert not Path("opened").exists()
+    for said in (str(refused.value), str(refused_policy.value)):
+        assert "\n" not in said
+        assert "weights_only" not in said, "PyTorch advises to read it without the restriction"
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x02}q\x00."])

@@ -5,7 +5,6 @@ A checkpoint may come from anybody, so that it is read with PyTorch's restricted
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.tensors import read_tensors
 
 
 def write(path: Path, state: dict[str, Any]) -> None:
@@ -33,9 +33,7 @@ def read(path: Path) -> dict[str, Any]:
     something else.
     """
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of files that are refused below
-            state = torch.load(path, weights_only=True)
+        state = read_tensors(path)
         if not isinstance(state, dict):
             raise TypeError(f"it holds a {type(state).__name__}")
         found: dict[str, Any] = _arrays(state)
