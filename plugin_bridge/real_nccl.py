@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.errors import ConfigError, RunError, short
 from dynamiccl_ray.fabric.cluster_config import Cluster
 
 OURS: Final = Path(__file__).resolve().parent
@@ -230,7 +230,7 @@ def _unpacked(source: Path, into: Path) -> Path:
                 with tarfile.open(source) as tar:
                     tar.extractall(into, filter="data")
             except (tarfile.TarError, OSError) as e:
-                raise ConfigError(f"{source}: cannot be unpacked: {e}") from None
+                raise ConfigError(f"{source}: cannot be unpacked: {short(str(e))}") from None
             (into / "unpacked").touch()
         makefile = next(into.glob("*/src/Makefile"), None) or next(into.glob("src/Makefile"), None)
         tree = makefile.parents[1] if makefile else into

@@ -106,7 +106,7 @@ class Online(Section):
     mode: Literal["off", "observe", "shadow", "active"] = "active"
     """``observe`` measures only, ``shadow`` decides and records but applies nothing, ``off`` does neither. What a run
     begins with: ``dynamiccl mode`` changes it."""
-    job: str = "default"
+    job: Annotated[str, Field(min_length=1)] = "default"
     """DYNAMICCL_JOB_ID of the training processes."""
     fabric: Annotated[MeasuredFabric | EmulatedFabric | RealNcclFabric | NcclFabric, Field(discriminator="kind")]
     workload: WorkloadContext = WorkloadContext()

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import ConfigError, short
 from dynamiccl_ray.knobs import CHANNEL_VALUES, OWN_PAIR, Algorithm, Collective, Protocol, pair_index
 
 FORCED: Final = "forced"
@@ -83,6 +83,10 @@ class Selection:
     sources: tuple[str, ...] = ()
     """Starts of source_id; none: all sources. Runs of different NCCL versions are best kept apart."""
 
+    def __str__(self) -> str:
+        of = _shape(self.collective, self.nodes, self.ranks, self.gpus_per_node)
+        return f"{of} from sources {', '.join(self.sources)}" if self.sources else of
+
     def of(self, measurements: Measurements) -> Measurements:
         """The rows. Raises ConfigError where there are none, or they come from machines that differ."""
         m = measurements
@@ -92,13 +96,17 @@ class Selection:
         if self.sources:
             rows &= np.logical_or.reduce([np.char.startswith(m.source, start) for start in self.sources])
         if not rows.any():
-            there = sorted({(Collective(c).name.lower(), *rest) for c, *rest in zip(*shape, strict=True)})
-            known = "; ".join(f"{c} {n} nodes {r} ranks {g} GPUs a node" for c, n, r, g in there)
-            sources = ", ".join(sorted(set(m.source)))
-            raise ConfigError(f"{self} selects no measurements; there are {known}; from sources {sources}")
+            known = "; ".join(sorted({_shape(*of) for of in zip(*shape, strict=True)}))
+            sources = short(", ".join(sorted(set(m.source))))
+            raise ConfigError(f"{self}: nothing was measured; there are {short(known)}; from sources {sources}")
         if len(machines := sorted(set(m.machine[rows]))) > 1:
-            raise ConfigError(f"{self} selects several machines; choose sources of one of: {'; '.join(machines)}")
+            raise ConfigError(f"{self}: measured on several machines; choose sources of one of: {'; '.join(machines)}")
         return m.where(rows)
+
+
+def _shape(collective: int, nodes: int, ranks: int, gpus_per_node: int) -> str:
+    some = "" if ranks == nodes * gpus_per_node else f", {ranks} ranks"
+    return f"{Collective(collective).name.lower()} on {nodes} nodes of {gpus_per_node} GPUs{some}"
 
 
 def read_measurements(paths: Iterable[Path], *, cold_starts: Sequence[tuple[str, int]] = COLD_STARTS) -> Measurements:

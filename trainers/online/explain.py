@@ -12,6 +12,7 @@ from dynamiccl_ray.actions import action_of
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.agent.observation import decode, encode
 from dynamiccl_ray.control.loop import Loop, Phase
+from dynamiccl_ray.errors import ConfigError, short
 from dynamiccl_ray.keys import bytes_name, key_name
 from dynamiccl_ray.knobs import CHANNEL_VALUES, pair_name
 from dynamiccl_ray.trainers.online.left import left_coordinator
@@ -21,9 +22,13 @@ def explain_run(run: Path, wanted: str = "") -> dict[str, Any]:
     """Communicators -> keys -> the action in force, its measured gain, and every alternative that was measured.
 
     Ratios are measured times over NCCL's own choice, both since the last shift. Raises ConfigError if ``run`` is not
-    a run.
+    a run, or has no key whose name contains ``wanted``.
     """
     coordinator = left_coordinator(run)
+    names = {key_name(int(key)) for comm in coordinator.comms.values() for key in comm.keys}
+    if wanted and not any(wanted in name for name in names):
+        such = min(names, default="no key at all")
+        raise ConfigError(f"--key {short(wanted)}: no key of the run has that in its name; there is {such}")
     comms = []
     for comm_id, comm in coordinator.comms.items():
         chosen = [at for at in np.argsort(comm.keys).tolist() if wanted in key_name(int(comm.keys[at]))]

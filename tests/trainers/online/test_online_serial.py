@@ -50,6 +50,8 @@ def test_ppo_learns_to_beat_the_default_by_measured_times(tmp_path: Path, job: s
     saw = explain_run(tmp_path, "1MiB")["communicators"][0]["keys"][0]["observation"]
     assert (saw["ranks"], saw["nodes"], saw["bytes"], saw["inter"]) == (64, 8, 1 << 20, "efa")
     assert (used["own"] == 0).mean() > 0.5
+    with pytest.raises(ConfigError, match="--key 3MiB: no key of the run has that in its name; there is all_reduce/"):
+        explain_run(tmp_path, "3MiB")
 
 
 def _decisions(directory: Path) -> list[np.ndarray[Any, Any]]:
