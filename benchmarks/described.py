@@ -12,11 +12,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dynamiccl_ray.agent import policy
+from dynamiccl_ray.baselines.choosers import LastTable
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import beside
@@ -83,9 +85,10 @@ def main() -> None:
     procedure, control = Procedure(runs=given.runs), load_curriculum(CURRICULUM).control
     jobs = _jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure))
     nets = {"policy" if path == DEFAULT_POLICY else path.parent.name: policy.load(path) for path in given.policies}
+    rivals: dict[str, Factory] = {**beside(control), "last table": partial(LastTable, control=control)}
     choosers: dict[str, Factory] = {
         **{name: learned(net, control) for name, net in nets.items()},
-        **{name: beside(control)[name] for name in given.choosers},
+        **{name: rivals[name] for name in given.choosers},
     }
     rows = []
     with players(len(os.sched_getaffinity(0))) as play_all:

@@ -68,7 +68,8 @@ class Elimination(InLoop):
 
 class LastTable(InLoop):
     """The table of the session before: draws nothing else, and what the loop makes of it is the loop's. Better than it
-    can be: all actions were measured on this very network before its first change, and nobody pays for it.
+    can be: all actions were measured on this very network before its first change, and nobody pays for it. So it is no
+    baseline of an evaluation, where a sweep is charged for.
     """
 
     def __init__(self, scenario: Scenario, rng: np.random.Generator, control: Control | None = None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dynamiccl_ray.baselines.bandit import Bandit
-from dynamiccl_ray.baselines.choosers import Elimination, LastTable, Thompson, Uniform
+from dynamiccl_ray.baselines.choosers import Elimination, Thompson, Uniform
 from dynamiccl_ray.baselines.coordinate_descent import CoordinateDescent
 from dynamiccl_ray.baselines.fixed import BestStaticPair, CsvTable, NcclDefault, Oracle
 from dynamiccl_ray.baselines.method import Factory, Method
@@ -18,7 +18,6 @@ _IN_LOOP: Final[Mapping[str, Callable[..., Method]]] = {
     "uniform": Uniform,
     "thompson": Thompson,
     "elimination": Elimination,
-    "last table": LastTable,
 }
 BASELINES: Final[Mapping[str, Factory]] = {
     "nccl": NcclDefault,

@@ -31,7 +31,6 @@ _STYLES: Final[Mapping[str, tuple[str, Any, str]]] = {
     "uniform": ("#999933", (0, (1, 3)), "<"),
     "thompson": ("#882255", (0, (5, 1)), ">"),
     "elimination": ("#44AA99", (0, (2, 2)), "p"),
-    "last table": ("#AA4499", (0, (4, 1, 1, 1)), "h"),
     "oracle": ("black", "-", "_"),
 }
 # Whatever is not a baseline is what is being evaluated.

@@ -139,7 +139,7 @@ def test_what_shares_the_loop_with_a_policy_has_its_settings() -> None:
     control = Control(learning=Learning(draws=4))
     rivals = beside(control)
     assert rivals.keys() == BASELINES.keys()
-    for name in ("thompson", "uniform", "elimination", "last table"):
+    for name in ("thompson", "uniform", "elimination"):
         method = rivals[name](tcp(), np.random.default_rng(0))
         assert isinstance(method, InLoop)
         assert method.loop.control is control
