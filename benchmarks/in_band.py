@@ -1,6 +1,6 @@
 """What a step boundary costs the training thread, and the step: a DDP job on gloo, with our line and without, in turns.
 
-PYTHONPATH=tests python benchmarks/in_band.py OUT.json
+PYTHONPATH=.:tests python benchmarks/in_band.py OUT.json
 """
 
 from __future__ import annotations
