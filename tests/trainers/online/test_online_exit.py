@@ -34,6 +34,8 @@ from dynamiccl_ray.trainers.online.run import run_online
 
 RANKS = 4
 COMMS = 2
+LEARNED = {"rounds": None, "exploit_rounds_after_last_event": 1}
+"""Stop when all is learned: how much a round sees of a job is the machine's affair."""
 
 
 def _attached(job: str, **stop: Any) -> Any:
@@ -73,7 +75,7 @@ def _ends_well(running: NcclJob) -> None:
 
 def test_the_ranks_go_back_to_nccls_choice(running: NcclJob, tmp_path: Path, job: str) -> None:
     said: list[str] = []
-    summary = run_online(_attached(job, rounds=6), tmp_path / "run", serial=True, say=said.append)
+    summary = run_online(_attached(job, **LEARNED), tmp_path / "run", serial=True, say=said.append)
     assert summary["switches"] > 2
     assert _tables(job) == [0] * RANKS * COMMS
     assert said[-1] == "in force: NCCL's own choice"
@@ -98,7 +100,7 @@ def test_a_run_beside_ranks_that_hold_a_table_of_another_goes_on_from_it(
         for channel in channels:
             channel.close()
     said: list[str] = []
-    summary = run_online(_attached(job, rounds=4), tmp_path / "run", serial=True, say=said.append)
+    summary = run_online(_attached(job, **LEARNED), tmp_path / "run", serial=True, say=said.append)
     assert summary["collectives"] > 50, "beside ranks that hold a table nothing was measured"
     assert summary["history"][0]["version"] >= 41, "it was not adopted"
     assert summary["switches"] > 0

@@ -59,7 +59,7 @@ def test_tables_come_into_force_between_two_steps_and_go_again(tmp_path: Path, j
         job,
         fabric={"kind": "nccl", "intra": "pcie", "inter": "tcp", "processes": None, "rate_hz": None},
         control={"learning": learning},
-        stop={"rounds": 12},
+        stop={"rounds": None, "exploit_rounds_after_last_event": 1},
     )
     done: dict[str, Any] = {}
     with training(job, tmp_path / "job") as running:
