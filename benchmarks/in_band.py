@@ -1,5 +1,7 @@
 """What a step boundary costs the training thread, and the step: a DDP job on gloo, with our line and without, in turns.
 
+A third of the blocks of steps are with it. The others are two halves alike, so that their ratio says what chance does.
+
 PYTHONPATH=.:tests python benchmarks/in_band.py OUT.json
 """
 
@@ -24,6 +26,7 @@ from trained import Trained
 JOB = f"bench-{os.getpid()}"
 RANKS, COMMS = 2, (1, 4, 16)
 BLOCKS, STEPS = 20, 100
+ARMS = WITH, WITHOUT, ALIKE = range(3)
 
 
 def main() -> None:
@@ -40,7 +43,7 @@ def main() -> None:
         "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
         "torch": torch.__version__,
         "ranks": RANKS,
-        "steps": 2 * BLOCKS * STEPS,
+        "steps": len(ARMS) * BLOCKS * STEPS,
         "of": done,
     }
     Path(sys.argv[1]).write_text(json.dumps(document, indent=1))
@@ -60,9 +63,9 @@ def _rank(rank: int, comms: int, job: str, port: int, out: Any) -> None:
     )
     optimiser = torch.optim.AdamW(model.parameters())
     cpu, wall = [], []
-    steps: dict[bool, list[float]] = {True: [], False: []}
-    for block in range(2 * BLOCKS):
-        with_us = block % 2 == 1
+    steps: dict[int, list[float]] = {arm: [] for arm in ARMS}
+    order = np.random.default_rng(0)  # the same on all ranks
+    for arm in (int(arm) for _ in range(BLOCKS) for arm in order.permutation(ARMS)):
         for _ in range(STEPS):
             began = time.perf_counter()
             model(torch.randn(64, 256)).square().mean().backward()
@@ -70,12 +73,12 @@ def _rank(rank: int, comms: int, job: str, port: int, out: Any) -> None:
             optimiser.zero_grad()
             for comm in held:
                 comm.call(4, 1 << 20)
-            if with_us:
+            if arm == WITH:
                 from_cpu, from_wall = time.thread_time(), time.perf_counter()
                 dynamiccl_ray.torch.step()
                 cpu.append(time.thread_time() - from_cpu)
                 wall.append(time.perf_counter() - from_wall)
-            steps[with_us].append(time.perf_counter() - began)
+            steps[arm].append(time.perf_counter() - began)
     for comm in held:
         comm.close()
     if rank == 0:
@@ -83,12 +86,17 @@ def _rank(rank: int, comms: int, job: str, port: int, out: Any) -> None:
             "communicators": comms,
             "cpu_us": _percentiles(cpu),
             "us": _percentiles(wall),
-            "step_us": _percentiles(steps[False]),
-            "step_ratio": round(float(np.median(steps[True]) / np.median(steps[False])), 4),
+            "step_us": _percentiles(steps[WITHOUT]),
+            "step_ratio": _ratio(steps[WITH], steps[WITHOUT] + steps[ALIKE]),
+            "by_chance": _ratio(steps[ALIKE], steps[WITHOUT]),
         }
         out.put(said)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _ratio(some: list[float], others: list[float]) -> float:
+    return round(float(np.median(some) / np.median(others)), 4)
 
 
 def _percentiles(seconds: list[float]) -> dict[str, float]:

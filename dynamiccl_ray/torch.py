@@ -5,10 +5,11 @@
 registers a hook behind every optimizer step. Whoever would rather say where a step ends calls ``step(loss=...)`` there
 instead, on every rank alike; the hook is silent from then on.
 
-At the end of a step every rank has made the same calls of every communicator. So each process brings what its runner
-has staged to an all-reduce of a few kilobytes over gloo, which runs beside the next step; at the end of that one,
-all ranks know whether all of a communicator's ranks offered the same table after the same number of calls, and then all
-put it in force, or none does. Nothing waits for the control plane, and whatever dies of it changes nothing.
+At the end of a step every rank has made the same calls of every communicator. So every fifth of a second or so each
+process brings what its runner has staged to an all-reduce of a few kilobytes over gloo, which runs beside the next
+step; at the end of that one, all ranks know whether all of a communicator's ranks offered the same table after the same
+number of calls, and then all put it in force, or none does. They know too what a step takes the fastest of them, and so
+agree on the step of the next one. Nothing waits for the control plane, and whatever dies of it changes nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from dynamiccl_ray.plugin_bridge.job import OwnSegments, segments_changed
 
 log = logging.getLogger("dynamiccl.torch")
 
-PATIENCE: Final = 32
-QUIET: Final = 8
-"""Where no rank had anything to put in force in so many all-reduces, only one boundary in ``QUIET`` has one."""
+PERIOD_NS: Final = 200_000_000
+"""From one all-reduce to the next, about: where both cores are busy, one takes a step 1 ms longer."""
+MOST_REST: Final = 64
+"""Boundaries between two, at most: steps may become slow while all ranks count."""
 TIMEOUT: Final = datetime.timedelta(minutes=10)
 
 
@@ -45,7 +47,9 @@ class Boundaries:
         self._options = dist.AllreduceOptions()
         self._options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._work: Any = None
-        self._vain = self._resting = 0
+        # Boundaries to come without an all-reduce, and those since the last one, which began then.
+        self._resting = self._steps = 0
+        self._begun: float | None = None
         self._lost = False
         self._ended: float | None = None
         self.count = 0
@@ -72,13 +76,16 @@ class Boundaries:
         self._ended = time.perf_counter()
 
     def _begin(self) -> None:
-        """Asks all ranks about what is staged here, but for quiet times."""
+        """Asks all ranks about what is staged here, where it is time to."""
+        self._steps += 1
         if self._resting > 0 or self._lost:
             self._resting -= 1
             return
         if self._group is None:
             self._group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-        self._boundary.bring()
+        now = time.perf_counter()
+        self._boundary.bring(0 if self._begun is None else round(1e9 * (now - self._begun) / self._steps))
+        self._begun, self._steps = now, 0
         # As dist.all_reduce() does it, which takes 80 us more for its checks and its log.
         self._work = self._group.allreduce(self._words, self._options)
 
@@ -95,8 +102,8 @@ class Boundaries:
             self._lost = True
             log.warning("a rank was lost; tables stay as they are: %s", e)
         else:
-            self._vain = 0 if self._boundary.asked else self._vain + 1
-            self._resting = QUIET - 1 if self._vain > PATIENCE else 0
+            step_ns = self._boundary.step_ns
+            self._resting = min((PERIOD_NS - 1) // step_ns, MOST_REST) if step_ns > 0 else 0
             if self._boundary.take():
                 log.warning(
                     "ranks end a step after different numbers of calls of a communicator: its tables change elsewhere"

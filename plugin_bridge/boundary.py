@@ -21,8 +21,9 @@ class Boundary:
     """For the training process itself, one thread at a time."""
 
     def __init__(self) -> None:
-        self.words: Int64 = np.zeros(PLACES * _WORDS, np.int64)
-        """What this process brings to an all-reduce (MIN) over all ranks, and then its result."""
+        self.words: Int64 = np.zeros(PLACES * _WORDS + 1, np.int64)
+        """What this process brings to an all-reduce (MIN) over all ranks, and then its result. The last one is
+        ``step_ns``."""
         self._at = self.words.ctypes.data
         self._channels: list[Channel] = []
         self._places = (PlaceWords * 0)()
@@ -46,9 +47,10 @@ class Boundary:
             self._places, len(self._places), step, round(iteration_s * 1e9), math.nan if loss is None else loss
         )
 
-    def bring(self) -> None:
-        """Fills in ``words``: what this process would put in force."""
+    def bring(self, step_ns: int = 0) -> None:
+        """Fills in ``words``: what this process would put in force, and what a step takes it; 0 if that is unknown."""
         self._c.dcc_boundary_bring(self._places, len(self._places), self._at)
+        self.words[-1] = step_ns
 
     def take(self) -> int:
         """By the result in ``words``, puts in force what all ranks brought. Returns how many communicators have been
@@ -56,9 +58,9 @@ class Boundary:
         return int(self._c.dcc_boundary_take(self._places, len(self._places), self._at))
 
     @property
-    def asked(self) -> bool:
-        """By the result in ``words``: whether any rank would put something in force. The same on all ranks."""
-        return bool(self._c.dcc_boundary_asked(self._at))
+    def step_ns(self) -> int:
+        """By the result in ``words``: what a step takes the fastest rank. The same on all ranks."""
+        return int(self.words[-1])
 
     @property
     def offering(self) -> bool:

@@ -198,7 +198,6 @@ def library() -> ctypes.CDLL:
         "dcc_join_in_band": (None, [pointer]),
         "dcc_boundary_bring": (None, [pointer, size, pointer]),
         "dcc_boundary_take": (size, [pointer, size, pointer]),
-        "dcc_boundary_asked": (ctypes.c_int, [pointer]),
         "dcc_boundary_report": (None, [pointer, size, u64, u64, ctypes.c_double]),
         "dcc_stage": (ctypes.c_int, [pointer, ctypes.POINTER(TableWords)]),
     }

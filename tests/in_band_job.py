@@ -34,6 +34,8 @@ def main() -> None:
 
         import dynamiccl_ray.torch
 
+        # A few steps of this job, so that a short one has many switches.
+        dynamiccl_ray.torch.PERIOD_NS = 10_000_000
         # All ranks, and pairs of them, as data and tensor parallelism have; the pairs come later.
         comms["world"] = Trained(JOB, 0x77, ranks)
     layers = torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)

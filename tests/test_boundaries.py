@@ -15,18 +15,21 @@ from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.layout import Prepared
-from dynamiccl_ray.torch import PATIENCE, QUIET, Boundaries
+from dynamiccl_ray.torch import MOST_REST, PERIOD_NS, Boundaries
 
 
 class Group:
-    """An all-reduce over ranks that are all alike. ``lost``: the next one fails."""
+    """An all-reduce over ranks that are all alike, but for the pace of the fastest. ``lost``: the next one fails."""
 
     def __init__(self) -> None:
         self.reductions = 0
         self.lost = False
+        self.step_ns: int | None = None
 
     def allreduce(self, words: Any, options: Any) -> Group:
         self.reductions += 1
+        if self.step_ns is not None:
+            words[0][-1] = self.step_ns
         return self
 
     def wait(self) -> None:
@@ -54,26 +57,61 @@ def table_of(version: int) -> DecisionTable:
     return DecisionTable.of(version, {key_of(4, 1 << 20, False): Action(pair=version % 3 + 1)}, max_channels=1)
 
 
-def test_in_quiet_times_few_boundaries_ask(boundaries: Boundaries) -> None:
-    for _ in range(PATIENCE + 10 * QUIET):
-        boundaries.step()
-    assert 10 <= boundaries._group.reductions - PATIENCE <= 11
-
-
-def test_what_all_ranks_bring_is_in_force_one_step_later_and_found_soon_after_quiet_times(
-    boundaries: Boundaries, rank: Trained
+@pytest.mark.parametrize(
+    ("step_ns", "every"),
+    [
+        (PERIOD_NS // 4, 4),
+        (PERIOD_NS // 4 + 1, 4),
+        (PERIOD_NS // 4 - 1, 5),
+        (PERIOD_NS, 1),
+        (100 * PERIOD_NS, 1),
+        (1, MOST_REST + 1),
+        (0, 1),
+    ],
+)
+def test_all_reduces_are_a_period_apart_by_the_pace_that_all_ranks_were_told(
+    boundaries: Boundaries, step_ns: int, every: int
 ) -> None:
-    for _ in range(2 * PATIENCE):
+    boundaries.step()
+    boundaries._group.step_ns = step_ns
+    # The first one was before anybody knew the pace.
+    boundaries.step()
+    before = boundaries._group.reductions
+    for _ in range(10 * every):
         boundaries.step()
+    assert boundaries._group.reductions - before == 10
+
+
+def test_the_pace_that_a_rank_brings_is_that_of_the_steps_since_it_last_did(
+    boundaries: Boundaries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("dynamiccl_ray.torch.time.perf_counter", lambda: now[0])
+    brought = []
+    for step_s in 3 * [0.025] + 100 * [0.01] + 12 * [1.0]:
+        boundaries.step()
+        if boundaries._work is not None:
+            brought.append(int(boundaries._boundary.words[-1]))
+        now[0] += step_s
+    # Nobody knows it at first; where it changes between two, it is their mean.
+    assert brought[:2] == [0, 25_000_000]
+    assert brought.count(10_000_000) >= 5
+    assert brought[-3:] == 3 * [1_000_000_000]
+
+
+def test_what_all_ranks_bring_is_in_force_one_step_later(boundaries: Boundaries, rank: Trained) -> None:
+    boundaries.step()
+    boundaries._group.step_ns = PERIOD_NS // 8
     with Channel(rank.path) as runner:
         for version in range(1, 20):
             assert runner.stage(table_of(version)) is Prepared.PREPARED
-            steps = 0
-            while runner.status.base_version < version:
+            offered = False
+            for _ in range(9):
                 boundaries.step()
                 rank.call(4, 1 << 20)
-                steps += 1
-                assert steps <= (QUIET + 1 if version == 1 else 2)
+                assert runner.status.base_version == (version if offered else version - 1)
+                offered |= runner.status.offered_version == version
+            assert runner.status.base_version == version
     boundaries.step(loss=0.25)
     with Channel(rank.path) as runner:
         said = runner.job
@@ -88,15 +126,14 @@ def test_a_lost_rank_changes_nothing_while_nothing_is_asked(
     boundaries.step()
     boundaries._group.lost = True
     with caplog.at_level(logging.WARNING):
-        for _ in range(5 * QUIET):
+        for _ in range(3 * MOST_REST):
             boundaries.step()
     assert boundaries._group.reductions == 1, "a group that has failed is asked no more"
     assert len(caplog.records) == 1
 
 
 def test_a_rank_lost_while_a_table_is_agreed_on_ends_the_job(boundaries: Boundaries, rank: Trained) -> None:
-    for _ in range(QUIET):
-        boundaries.step()
+    boundaries.step()
     with Channel(rank.path) as runner:
         runner.stage(table_of(1))
         boundaries.step()

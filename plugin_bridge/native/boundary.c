@@ -57,13 +57,6 @@ size_t dcc_boundary_take(struct dcc_place *places, size_t n, int64_t *words) {
     return out_of_step;
 }
 
-int dcc_boundary_asked(const int64_t *words) {
-    int asked = 0;
-    for (size_t i = 0; i < DCC_BOUNDARY_PLACES; i++)
-        asked |= words[WORDS * i + OTHER_TOKEN] < 0;
-    return asked;
-}
-
 void dcc_boundary_report(struct dcc_place *places, size_t n, uint64_t step, uint64_t iteration_ns,
                          double loss) {
     for (struct dcc_place *place = places; place < places + n; place++)

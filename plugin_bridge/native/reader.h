@@ -117,7 +117,6 @@ struct dcc_place {
 };
 void dcc_boundary_bring(struct dcc_place *places, size_t n, int64_t *words);
 size_t dcc_boundary_take(struct dcc_place *places, size_t n, int64_t *words);
-int dcc_boundary_asked(const int64_t *words); /* of a result: whether any rank would put something in force */
 void dcc_boundary_report(struct dcc_place *places, size_t n, uint64_t step, uint64_t iteration_ns,
                          double loss);
 
