@@ -95,6 +95,7 @@ class RankRunner(PolicyRunner):
         self._collected: dict[int, list[Collectives]] = {}
         self._version: dict[int, int] = {}
         self._staged: dict[int, bytes] = {}
+        self._heard: set[int] = set()
         self._offered: defaultdict[int, set[int]] = defaultdict(set)
         self._promise_s = FIRST_PROMISE_S
         self._term = self._applied_since = 0
@@ -191,6 +192,7 @@ class RankRunner(PolicyRunner):
         for of_comms in (self._matching, self._collected, self._version, self._staged, self._offered):
             for comm in of_comms.keys() - set(self._serving.comms):
                 del of_comms[comm]
+        self._heard &= set(self._serving.comms)
         self._streams.keep(self._serving.comms)
         if changed:
             trim()
@@ -299,7 +301,8 @@ class RankRunner(PolicyRunner):
         if self._advance is not None:
             self._collect_in_steps(context, self._advance)
             return
-        waiting = Waiting(context, self._version, set(self._serving.comms), patience=settings.watch_s)
+        served = set(self._serving.comms)
+        waiting = Waiting(context, self._version, served, patience=settings.watch_s, heard=self._heard)
         limit = settings.watch_s if context.watching else IDLE_S if waiting.idle else settings.most_s
         limit = min(limit, IDLE_S) if self._failed else limit
         deadline = time.monotonic() + limit
@@ -324,7 +327,7 @@ class RankRunner(PolicyRunner):
     def _collect_in_steps(self, context: EpochContext, advance: Callable[[], None]) -> None:
         """The same with a job that stands still between two steps: time is counted in these."""
         steps = 0
-        waiting = Waiting(context, self._version, set(self._serving.comms), clock=lambda: steps)
+        waiting = Waiting(context, self._version, set(self._serving.comms), clock=lambda: steps, heard=self._heard)
         limit = _WATCH_STEPS if waiting.idle else _MOST_STEPS
         while steps < limit and not waiting.done():
             advance()

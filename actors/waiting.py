@@ -35,7 +35,8 @@ class Waiting:
     The epoch ends when all have been measured as often as they need. Nobody holds up the others: it also ends when half
     of the keys of any communicator have, and as much time again has passed; and when nothing that it waits for has come
     for a while. So keys that are called rarely wait for half of the keys of their own communicator, and a communicator
-    that is idle for nobody.
+    that is idle for nobody. An epoch that waits for nothing ends as much time again after the first collective of a key
+    that nobody knows: from then on there is something to decide.
     """
 
     def __init__(
@@ -46,9 +47,12 @@ class Waiting:
         clock: Callable[[], float] = time.monotonic,
         *,
         patience: float = np.inf,
+        heard: set[int] | None = None,
     ) -> None:
         """``versions`` has the table that is to be measured, by communicator. ``patience`` is how long what is waited
-        for may be silent, by ``clock``."""
+        for may be silent, by ``clock``. ``heard`` has the communicators that ended an epoch before anybody knew of
+        them, and gets those that end this one: some of their ranks may be served nowhere."""
+        self._heard_of = set() if heard is None else heard
         self._versions, self._clock, self._began = versions, clock, clock()
         self._heard, self._patience = self._began, patience
         self._ends = np.inf
@@ -56,6 +60,7 @@ class Waiting:
         waited_for = [comm for comm in context.comms if comm.need.any()]
         self.idle: Final = not waited_for
         """Nothing is waited for, here or by any other runner."""
+        self._known = {comm.comm: comm.keys for comm in context.comms}
         for comm in waited_for:
             if comm.comm in served:
                 of = np.zeros(N_KEYS, np.int64)
@@ -73,6 +78,15 @@ class Waiting:
                 self._heard = self._clock()
             missing.of -= came
             missing.left = int(np.count_nonzero(missing.of > 0))
+        elif self.idle and self._is_new(comm, collectives):
+            self._end_in(self._clock() - self._began)
+
+    def _is_new(self, comm: int, collectives: Collectives) -> bool:
+        if comm in self._known:
+            return len(np.setdiff1d(collectives["key"], self._known[comm])) > 0
+        new = comm not in self._heard_of
+        self._heard_of.add(comm)
+        return new
 
     def close(self) -> None:
         """Another runner is done: what is almost there here is still waited for."""

@@ -50,6 +50,8 @@ class Estimates:
     """(R, N_PAIRS, N_CHANNELS) both."""
     chunks: tuple[Float32, Float32]
     """(R, N_PAIRS, N_CHUNKS) both."""
+    earlier_error: Float32
+    """(R,) how far what earlier runs measured is off; 0 where they say nothing."""
     priors: list[tuple[Float32, Float32]]
     """What each prior says, (R, N_PAIRS, N_CHANNELS + N_CHUNKS), NaN for nothing, and how far it is off, (R,)."""
 
@@ -214,6 +216,7 @@ class Evidence:
         return Estimates(
             channels=(time[..., :N_CHANNELS], sure[..., :N_CHANNELS]),
             chunks=(time[..., N_CHANNELS:], sure[..., N_CHANNELS:]),
+            earlier_error=priors[-1][1] if np.isfinite(self._earlier[rows]).any() else np.zeros(len(rows), np.float32),
             priors=priors,
         )
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
 from dynamiccl_ray.control import check
@@ -56,6 +56,9 @@ _LEAST_MOVED: Final = 0.05
 _LIKELY: Final = 0.3
 # Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
+# Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
+# what they are taken for at first (agent/prior.py).
+_MISLEADING: Final = 0.06
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
@@ -87,10 +90,11 @@ class Loop(State):
 
     def draws(self) -> Int64:
         """(K,) decisions of each key that are drawn: fewer where it learns anew, and where an earlier run has learned,
-        for much is known then."""
+        for much is known then; twice as many there once that run has turned out to be wrong."""
         learning = self.control.learning
         warm = np.isfinite(self.keys.earlier).any((1, 2))
-        share = np.where(self.shifts > 0, learning.adapt_share, np.where(warm, learning.earlier_share, 1.0))
+        earlier = np.minimum(learning.earlier_share * (1 + self.misled), 1.0)
+        share = np.where(self.shifts > 0, learning.adapt_share, np.where(warm, earlier, 1.0))
         return np.asarray(np.ceil(share * learning.draws), np.int64)
 
     def _missing(self, samples: Measured) -> Int64:
@@ -300,11 +304,15 @@ class Loop(State):
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
         said = self.evidence.estimates(rows[seen])
+        self.misled[rows[seen]] |= said.earlier_error > _MISLEADING
         worth = any_along(allowed, -1)
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        # A prior may be wrong about what nobody draws because of it: the last draws are free.
+        # A prior may be wrong about what nobody draws because of it: the last draws are free. But what an earlier run
+        # has measured itself is known, as long as that run is right.
         last = done[seen] >= _TRUSTED * draws[seen]
-        drawable = allowed[seen] & (worth[seen] | last[:, None, None])[..., None]
+        right = self.misled[rows[seen]] == 0
+        known = np.isfinite(self.keys.earlier[rows[seen], :, :N_CHANNELS]) & right[:, None, None]
+        drawable = allowed[seen] & (worth[seen] | (last[:, None, None] & ~known))[..., None]
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)

@@ -61,6 +61,8 @@ class State:
         """(K,) flat action that each key exploited before it began anew; NCCL's own choice where it never has."""
         self.closed = no_verdicts()
         """Of the last observation."""
+        self.misled = np.zeros(0, np.int64)
+        """(K,) 1 where what earlier runs measured turned out wrong while the key learned."""
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
@@ -144,5 +146,5 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "settled": OWN_ACTION, "resting": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "settled": OWN_ACTION, "resting": 0, "misled": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
 }  # fmt: skip

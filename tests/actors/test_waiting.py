@@ -118,3 +118,34 @@ def test_nothing_is_waited_for_that_is_served_elsewhere_or_needs_nothing(clock: 
     it.count(1, measured(0, 2))
     assert it.done()
     assert not waiting({1: [0]}, clock).done(), "how long it takes is for whoever waits to say"
+
+
+def test_a_key_that_nobody_knows_ends_an_epoch_that_waits_for_nothing(clock: Clock) -> None:
+    it = waiting({1: [0, 0]}, clock)
+    clock.now = 12.0
+    it.count(1, measured(0, 5))
+    clock.now = 14.0
+    assert not it.done(), "a key that is known is no news"
+    it.count(1, measured(7, 1))
+    clock.now = 17.9
+    assert not it.done(), "the others may be on their way"
+    clock.now = 18.0
+    it.count(1, measured(8, 1))
+    assert it.done()
+
+    it = waiting({1: [2]}, clock)
+    it.count(1, measured(7, 1))
+    clock.now = 100.0
+    assert not it.done(), "a new key ends nothing that others wait for"
+
+
+def test_a_communicator_that_nobody_knows_ends_one_such_epoch(clock: Clock) -> None:
+    """If some of its ranks are served nowhere, nobody ever knows of it."""
+    heard: set[int] = set()
+    for ends in (True, False):
+        it = waiting({}, clock, heard=heard)
+        clock.now += 1.0
+        it.count(1, measured(0, 1))
+        clock.now += 1.0
+        assert it.done() == ends
+    assert heard == {1}

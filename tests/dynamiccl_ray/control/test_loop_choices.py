@@ -288,10 +288,12 @@ def test_the_best_of_what_was_measured_is_not_chosen_once_it_is_forbidden() -> N
     assert loop.wanted[0] == OWN_ACTION
 
 
-@pytest.mark.parametrize("of", ["prior", "earlier"])
-def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str) -> None:
+@pytest.mark.parametrize(("of", "off", "free"), [("prior", 0.0, True), ("earlier", 0.0, False), ("earlier", 0.5, True)])
+def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str, off: float, free: bool) -> None:
+    """And what an earlier run has measured not even then, where that run is right about what is drawn."""
     expected = nothing_expected(2)
     expected[0, 2], expected[1, 3] = 1.0, 0.0
+    expected[0, 1] = off
     loop = loop_of(replace(some_keys(2), **{of: expected}), draws=8, draw_samples=1, earlier_share=1)
     observed(loop, [0, 1] * 4, 3.0)
     drawable = []
@@ -300,16 +302,34 @@ def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str) ->
         drawable.append(part(due.observation, "valid_channels")[:, 2].any(-1).tolist())
         loop.decide(due.row, np.full(2, pair(1)))
         observed(loop, [0, 1], 3.0)
-    assert drawable == [[False, True]] * 6 + [[True, True]] * 2
+    assert drawable == [[False, True]] * 6 + [[free, True]] * 2
 
 
-def test_where_an_earlier_run_says_something_of_a_key_it_draws_half_as_often() -> None:
+def test_where_an_earlier_run_says_something_of_a_key_it_draws_less_often() -> None:
     keys = some_keys(2)
     keys.earlier[0, 2] = 0.1
-    loop = loop_of(keys, draws=30, adapt_share=0.2)
+    loop = loop_of(keys, draws=30, earlier_share=0.5, adapt_share=0.2)
     assert loop.draws().tolist() == [15, 30]
     loop.shift(np.array([0, 1]))
     assert loop.draws().tolist() == [6, 6]
+
+
+@pytest.mark.parametrize(("off", "draws"), [(0.0, 15), (0.02, 15), (0.5, 30)])
+def test_a_key_draws_twice_as_often_where_an_earlier_run_turns_out_to_be_wrong(off: float, draws: int) -> None:
+    keys = some_keys(3)
+    keys.earlier[:2, 1:4] = 0.1
+    loop = loop_of(keys, draws=30, earlier_share=0.5)
+    tried = 3.1 + off
+    play(
+        loop,
+        8,
+        lambda _, action: 3.0 if action == OWN_ACTION else tried,
+        drawn=lambda due: np.full(due.draw.sum(), pair(2)),
+    )
+    assert loop.draws().tolist() == [draws, draws, 30]
+    again = loop_of(keys, draws=30, earlier_share=0.5)
+    again.restore(loop.state())
+    assert again.draws().tolist() == [draws, draws, 30]
 
 
 def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_key_of_each_size() -> None:
