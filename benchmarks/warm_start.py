@@ -34,7 +34,7 @@ AFTER = (200, 600)
 """Collectives of each key."""
 OVER = 16
 """Collectives from then on."""
-_ROUNDS = 40
+_ROUNDS = 45
 """Of exploitation, long enough for all of them."""
 
 Actions = npt.NDArray[np.int64]

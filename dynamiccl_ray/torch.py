@@ -14,6 +14,8 @@ agree on the step of the next one. Nothing waits for the control plane, and what
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import datetime
 import logging
 import time
@@ -33,6 +35,8 @@ PERIOD_NS: Final = 200_000_000
 MOST_REST: Final = 64
 """Boundaries between two, at most: steps may become slow while all ranks count."""
 TIMEOUT: Final = datetime.timedelta(minutes=10)
+EXIT_TIMEOUT: Final = datetime.timedelta(seconds=10)
+"""Of an all-reduce that is under way when the process exits."""
 
 
 class Boundaries:
@@ -74,6 +78,14 @@ class Boundaries:
         if self._group is not None or (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             self._begin()
         self._ended = time.perf_counter()
+
+    def close(self) -> None:
+        """Lets an all-reduce end that nobody will ask about. Where gloo's thread drops the last of its tensors while
+        Python shuts down, the process aborts (pytorch/pytorch#179291); all other ranks have come as far as this one."""
+        if self._work is not None:
+            with contextlib.suppress(RuntimeError):
+                self._work.wait(EXIT_TIMEOUT)
+            self._work = None
 
     def _begin(self) -> None:
         """Asks all ranks about what is staged here, where it is time to."""
@@ -119,6 +131,7 @@ class Boundaries:
 
 
 _boundaries: Final = Boundaries()
+atexit.register(_boundaries.close)
 _explicit = False
 
 
