@@ -7,6 +7,7 @@ can be read.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from pathlib import Path
 from types import TracebackType
@@ -81,17 +82,21 @@ PHASES = [phase.name.lower() for phase in Phase]
 _ROWS = 1 << 16
 _PART_S = 10.0
 """A run that is killed loses no more than that."""
+_PART = re.compile(r"part-(\d{6,9})\.parquet")
 
 
 class Parts:
-    """One table, a file at a time. What was there before is removed."""
+    """One table, a file at a time. What was there before is removed, unless it ``goes_on``."""
 
-    def __init__(self, directory: Path, schema: pa.Schema, disk: Disk) -> None:
+    def __init__(self, directory: Path, schema: pa.Schema, disk: Disk, *, goes_on: bool = False) -> None:
         self._directory, self._schema, self._disk = directory, schema, disk
         directory.mkdir(exist_ok=True)
-        for path in directory.iterdir():
-            path.unlink()
         self._number = 0
+        for path in directory.iterdir():
+            if goes_on and (part := _PART.fullmatch(path.name)):
+                self._number = max(self._number, 1 + int(part[1]))
+            else:
+                path.unlink()
         self.unwritten = 0
         """Rows for which there was no room."""
 
@@ -118,13 +123,16 @@ class Parts:
 
 
 class Recorder:
-    """Writes ``samples.parquet``, ``rewards.parquet`` and ``decisions.parquet`` as a run goes."""
+    """Writes ``samples.parquet``, ``rewards.parquet`` and ``decisions.parquet`` as a run goes, behind what an earlier
+    one wrote there where it ``goes_on``."""
 
-    def __init__(self, directory: Path, run: str, seed: int, disk: Disk | None = None) -> None:
+    def __init__(
+        self, directory: Path, run: str, seed: int, disk: Disk | None = None, *, goes_on: bool = False
+    ) -> None:
         disk = disk or Disk()
-        self._samples = Parts(directory / "samples.parquet", SCHEMA, disk)
-        self._rewards = Parts(directory / "rewards.parquet", REWARD_SCHEMA, disk)
-        self._decisions = Parts(directory / "decisions.parquet", DECISION_SCHEMA, disk)
+        self._samples = Parts(directory / "samples.parquet", SCHEMA, disk, goes_on=goes_on)
+        self._rewards = Parts(directory / "rewards.parquet", REWARD_SCHEMA, disk, goes_on=goes_on)
+        self._decisions = Parts(directory / "decisions.parquet", DECISION_SCHEMA, disk, goes_on=goes_on)
         self._epochs: list[dict[str, Any]] = []
         self._decided: list[pa.RecordBatch] = []
         self._run, self._seed = run, seed

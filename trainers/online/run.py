@@ -83,8 +83,9 @@ def run_online(
 
     ``directory`` receives experiment.json, samples.parquet, rewards.parquet, checkpoint.pt and summary.json.
     ``serial`` runs the control plane in this process without Ray and an emulated job in lockstep, so that the run can
-    be repeated exactly. ``resume`` is the directory of an earlier run to go on from. Raises ConfigError for bad input
-    and RunError if the run cannot go on.
+    be repeated exactly. ``resume`` is the directory of an earlier run to go on from; where it is ``directory``, and the
+    job is still the same, what was recorded stays. Raises ConfigError for bad input and RunError if the run cannot go
+    on.
     """
     directory.mkdir(parents=True, exist_ok=True)
     fabric = _played(experiment, say)
@@ -98,7 +99,9 @@ def run_online(
     started, disk = time.monotonic(), Disk()
     with contextlib.ExitStack() as stack:
         job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
-        recorder = stack.enter_context(Recorder(directory, run, experiment.seed, disk))
+        # A job that is played begins anew with its run.
+        goes_on = resume is not None and resume.resolve() == directory.resolve() and job is None
+        recorder = stack.enter_context(Recorder(directory, run, experiment.seed, disk, goes_on=goes_on))
         ending = stack.enter_context(Ending())
         backend: Backend
         with ending.interruptible():

@@ -16,6 +16,8 @@ from small import small_experiment
 
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.plugin_bridge.nccl_job import agreement_violations
+from dynamiccl_ray.report.data import read_run
+from dynamiccl_ray.trainers.online.recorder import read_samples
 from dynamiccl_ray.trainers.online.run import run_online
 
 
@@ -43,6 +45,24 @@ def test_a_running_job_is_found_tuned_and_outlived(tmp_path: Path, job: str) -> 
     assert summary["agreement_violations"] is None, "nobody logged what the ranks used"
     assert summary["collectives"] > 500
     assert np.isfinite([row["default_us"] for row in summary["keys"]]).all()
+
+
+def test_a_run_that_goes_on_in_its_directory_keeps_what_it_had_recorded(tmp_path: Path, job: str) -> None:
+    attached = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None}, stop={"rounds": 3})
+    longer = attached.model_copy(update={"stop": attached.stop.model_copy(update={"rounds": 6})})
+    with training(job, tmp_path / "job") as running:
+        running.start()
+        running.await_ranks()
+        first = run_online(attached, tmp_path / "run", serial=True)
+        before = read_samples(tmp_path / "run")
+        second = run_online(longer, tmp_path / "run", serial=True, resume=tmp_path / "run")
+        running.stop()
+    assert (first["rounds"], second["rounds"]) == (3, 6)
+    after = read_samples(tmp_path / "run")
+    assert len(before["dseq"]) > 0
+    assert after["dseq"][: len(before["dseq"])].tolist() == before["dseq"].tolist()
+    assert list(dict.fromkeys(after["run"].tolist())) == [first["run"], second["run"]]
+    assert read_run(tmp_path / "run").samples.epoch.max() > before["epoch"].max()
 
 
 def test_without_a_job_the_run_says_what_is_missing(tmp_path: Path, job: str) -> None:

@@ -77,6 +77,19 @@ def test_what_an_earlier_run_wrote_there_is_not_this_ones(tmp_path: Path) -> Non
     assert len(read_samples(tmp_path)["dseq"]) == len(read_rewards(tmp_path)["epoch"]) == 0
 
 
+def test_what_an_earlier_run_wrote_stays_where_one_goes_on(tmp_path: Path) -> None:
+    with Recorder(tmp_path, "first", 0) as recorder:
+        recorder.add(epoch(0, 3))
+    (tmp_path / "samples.parquet" / ".unfinished").write_bytes(b"PAR1 half of it")
+    for run in ("second", "third"):
+        with Recorder(tmp_path, run, 0, goes_on=True) as recorder:
+            recorder.add(epoch(1, 2))
+    samples = read_samples(tmp_path)
+    assert samples["run"].tolist() == ["first"] * 3 + ["second"] * 2 + ["third"] * 2
+    assert len(read_rewards(tmp_path)["epoch"]) == 3
+    assert not list(tmp_path.rglob(".unfinished"))
+
+
 @pytest.mark.usefixtures("_at_once")
 def test_a_full_disk_is_said_once_counted_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     recorder = Recorder(tmp_path, "run", 0)
