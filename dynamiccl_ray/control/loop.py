@@ -138,8 +138,9 @@ class Loop(State):
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
-        drifts = self._turn(of.part(turned))
+        # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
         self._check(moved)
+        drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from looped import DRAWS, Times, exploiting, loop_of, network, pair, play, some_keys, through_a_file
+from looped import (
+    DRAWS,
+    Times,
+    exploiting,
+    loop_of,
+    network,
+    observed,
+    pair,
+    play,
+    some_keys,
+    through_a_file,
+)
 from scipy.signal import lfilter
 
 from dynamiccl_ray.actions import OWN_ACTION
@@ -159,3 +170,21 @@ def test_one_odd_time_of_nccls_own_choice_costs_a_check_and_what_was_drawn_is_co
     assert [(drift.row, drift.anew) for drift in drifts] == [(0, False)]
     assert loop.shifts[0] == 0
     assert loop.checks.calm_until[0] == 0, "an alarm is looked into at once"
+
+
+def test_a_key_is_checked_by_what_it_measured_also_where_others_begin_anew_at_that_moment() -> None:
+    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    drawn = lambda due: np.full(due.draw.sum(), pair(1))  # noqa: E731
+    crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
+    play(loop, 30, network(), sigma=0.01, rows=[0], drawn=drawn)
+    # What comes next of key 1 is its last draw, of NCCL's own choice.
+    play(loop, 8, network(), sigma=0.01, rows=[1], drawn=drawn)
+    assert (loop.decisions[1], loop.wanted[1]) == (8, OWN_ACTION)
+    _alarm(loop, crossed)
+    while loop.checks.turn[0] < check.TURNS * (loop.checks.actions[0] >= 0).sum() - 1:
+        play(loop, 1, crossed, sigma=0.01, rows=[0])
+    drifts = observed(loop, [0, 0, 1], [crossed(0, loop.wanted[0])] * 2 + [3.5])
+    assert [(drift.row, drift.anew) for drift in drifts] == [(0, True)]
+    assert loop.phase.tolist() == [Phase.ADAPT, Phase.CHECK]
+    assert loop.evidence.samples[1, OWN_ACTION] > 0
+    assert loop.shifts[1] == 0
