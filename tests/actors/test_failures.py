@@ -33,7 +33,7 @@ from dynamiccl_ray.plugin_bridge.played import play
 from dynamiccl_ray.trainers.common.cluster import start_ray
 from dynamiccl_ray.trainers.online.backends import RayBackend
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -52,7 +52,7 @@ class Rig:
     def __init__(self, job: str, directory: Path, coordinator: type[CoordinatorActor] = CoordinatorActor) -> None:
         # It never stops learning, so there are always switches to come, however many calls a round sees.
         endless = {"learning": {"draws": 1_000_000}, "explore": {"max_regret": 1.0}}
-        experiment = small_experiment(job, fabric={"rate_hz": 2000}, control=endless, stop={"rounds": 1_000_000})
+        experiment = small_experiment(job, fabric={"rate_hz": 400}, control=endless, stop={"rounds": 1_000_000})
         self.fabric = play(experiment.fabric, seed=0)  # type: ignore[arg-type]
         self.run = job
         plan = Plan(
@@ -68,7 +68,7 @@ class Rig:
         self.backend = RayBackend(plan, coordinator=coordinator)
         self.status: dict[str, Any] = {}
 
-    def until(self, what: str, limit_s: float = 90.0) -> None:
+    def until(self, what: str, limit_s: float = 150.0) -> None:
         """Rounds until ``what`` (over ``status`` as s) holds."""
         deadline = time.monotonic() + limit_s
         while True:

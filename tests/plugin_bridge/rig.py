@@ -42,7 +42,7 @@ CALLS: tuple[Call, ...] = (
 """Of which NCCL itself gives each a pair of its own."""
 
 
-def wait_for(condition: Callable[[], Any], timeout: float = 20.0, *, what: str = "it") -> Any:
+def wait_for(condition: Callable[[], Any], timeout: float = 60.0, *, what: str = "it") -> Any:
     """The first true answer of ``condition``."""
     deadline = time.monotonic() + timeout
     while not (answer := condition()):

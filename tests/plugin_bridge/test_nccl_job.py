@@ -327,7 +327,7 @@ def test_a_job_needs_constants_of_its_communicators(job: MakeJob, rig: Rig) -> N
 
 def test_usage_errors(tmp_path: Path) -> None:
     for arguments in ([], ["stray"], ["--ranks", "3-1"], ["--what"], ["--parent", "x"]):
-        done = subprocess.run([HOST, *arguments], capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run([HOST, *arguments], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2
         assert "usage: dynamiccl-nccl-job" in done.stderr
     program = Program(ranks_per_node=2)
@@ -342,6 +342,6 @@ def test_usage_errors(tmp_path: Path) -> None:
 
 def test_a_process_whose_parent_is_gone_does_nothing(job: MakeJob) -> None:
     run_ = job(dummy_play(PAIR[:1], places=(0,), steps=1))
-    done = subprocess.run([*run_._command, "--ranks", "0", "--parent", "1"], env=run_._env, timeout=20, check=False)
+    done = subprocess.run([*run_._command, "--ranks", "0", "--parent", "1"], env=run_._env, timeout=60, check=False)
     assert done.returncode == 0
     assert run_.states() == ["absent"]

@@ -75,7 +75,7 @@ def _answers(job: str) -> bool:
         return False
 
 
-def _until(done: Callable[[], bool], limit_s: float = 60.0) -> None:
+def _until(done: Callable[[], bool], limit_s: float = 150.0) -> None:
     deadline = time.monotonic() + limit_s
     while not done():
         assert time.monotonic() < deadline

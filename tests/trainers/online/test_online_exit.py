@@ -109,7 +109,10 @@ def test_a_run_beside_ranks_that_hold_a_table_of_another_goes_on_from_it(
     _ends_well(running)
 
 
-def test_a_second_control_plane_is_refused_by_name(running: NcclJob, tmp_path: Path, job: str) -> None:
+def test_a_second_control_plane_is_refused_by_name(
+    running: NcclJob, tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "HANDOVER_S", 0.5)
     held = [Channel(path) for path in segments(job)]
     with pytest.raises(RunError, match=rf"served by another control plane here \(process {os.getpid()}\)"):
         run_online(_attached(job, rounds=2), tmp_path / "run", serial=True)
@@ -157,7 +160,7 @@ def _command(experiment: Any, directory: Path, *options: str) -> subprocess.Pope
 
 
 def _until_something_is_in_force(job: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not any(_tables(job)):
         assert process.poll() is None, process.communicate()[0].decode()
         assert time.monotonic() < deadline
@@ -179,7 +182,7 @@ def test_told_to_end_while_it_learns(
     process = _command(_attached(job, rounds=100_000), tmp_path / "online", *how)
     _until_something_is_in_force(job, process)
     process.send_signal(told)
-    output = process.communicate(timeout=60)[0].decode()
+    output = process.communicate(timeout=150)[0].decode()
     assert process.returncode == 0, output
     assert "in force: NCCL's own choice" in output
     assert _tables(job) == [0] * RANKS * COMMS

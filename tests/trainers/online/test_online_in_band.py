@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from attached import training
 from small import small_experiment
 
@@ -52,7 +51,6 @@ def _step(running: NcclJob) -> None:
         time.sleep(0.0002)
 
 
-@pytest.mark.timeout(180)
 def test_tables_come_into_force_between_two_steps_and_go_again(tmp_path: Path, job: str) -> None:
     learning = {"baseline_samples": 4, "draws": 6, "draw_samples": 1, "compares": 2, "compare_samples": 2}
     attached = small_experiment(

@@ -15,7 +15,7 @@ from small import small_experiment
 from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.trainers.online.recorder import read_samples
 
-ENDED_S = 30.0
+ENDED_S = 60.0
 
 
 def _started_by(mark: str) -> list[str]:
@@ -35,7 +35,7 @@ def _started_by(mark: str) -> list[str]:
 )
 def test_a_killed_driver_leaves_no_process_and_readable_files(tmp_path: Path, job: str, how: tuple[str, ...]) -> None:
     experiment = tmp_path / "experiment.yaml"
-    experiment.write_text(small_experiment(job, fabric={"rate_hz": 500}, stop={"rounds": 100_000}).model_dump_json())
+    experiment.write_text(small_experiment(job, fabric={"rate_hz": 200}, stop={"rounds": 100_000}).model_dump_json())
     out, mark = tmp_path / "run", f"{job}-"
     command = [sys.executable, "-m", "dynamiccl_ray.cli", "online", str(experiment), "--out", str(out), *how]
     env = os.environ | {"KILLED_TEST": mark}
