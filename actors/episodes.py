@@ -13,6 +13,24 @@ TEACHER: Final = "teacher"
 """Column of a training batch: what a policy that knew every time would have chosen."""
 
 
+@dataclass(eq=False, frozen=True, kw_only=True)
+class Experience:
+    """One episode beside a job: T decisions in a row that were drawn for a key."""
+
+    comm: int
+    key: int
+    ordinal: int
+    """Decisions of the key before the first of these, since it began to learn."""
+    observations: npt.NDArray[np.float32]
+    """(T + 1, SIZE), the last one after the last decision."""
+    heads: npt.NDArray[np.int64]
+    """(T, 3) what was drawn."""
+    log_probs: npt.NDArray[np.float32]
+    """(T,) of the heads, under the policy that drew them."""
+    rewards: npt.NDArray[np.float32]
+    """(T,)"""
+
+
 @dataclass(eq=False, kw_only=True)
 class Episodes:
     """E episodes of T steps each, stacked, where RLlib would have a list of E.

@@ -10,6 +10,7 @@ import numpy as np
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
+from dynamiccl_ray.actors.episodes import Experience
 from dynamiccl_ray.actors.messages import CommContext
 from dynamiccl_ray.agent import observation, policy
 from dynamiccl_ray.arrays import Float32, Int64
@@ -34,6 +35,8 @@ class _Decision:
 class _Stream:
     """One key's episode in the making."""
 
+    of: dict[str, int]
+    """Communicator, key and ordinal, as in ``Experience``."""
     observations: list[Float32]
     heads: list[Int64] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
@@ -60,7 +63,7 @@ class _Stream:
             observations=self.observations,
             actions=self.heads,
             rewards=self.rewards,
-            infos=[{} for _ in self.observations],
+            infos=[self.of, *({} for _ in self.heads)],
             truncated=True,
             extra_model_outputs={
                 Columns.ACTION_LOGP: self.log_probs,
@@ -72,6 +75,17 @@ class _Stream:
             action_space=ACTION_SPACE,
             len_lookback_buffer=0,
         ).to_numpy()
+
+
+def experience(episode: SingleAgentEpisode) -> Experience:
+    """What a stream's episode holds, without RLlib."""
+    return Experience(
+        **episode.get_infos(0),
+        observations=np.asarray(episode.get_observations(), np.float32),
+        heads=np.asarray(episode.get_actions(), np.int64),
+        log_probs=np.asarray(episode.get_extra_model_outputs(Columns.ACTION_LOGP), np.float32),
+        rewards=np.asarray(episode.get_rewards(), np.float32),
+    )
 
 
 class Streams:
@@ -102,7 +116,8 @@ class Streams:
             if not due.draw[row]:
                 continue
             if (comm.comm, key) not in self._streams:
-                self._streams[comm.comm, key] = _Stream(observations=[due.observation[row]])
+                of = {"comm": comm.comm, "key": key, "ordinal": ordinal}
+                self._streams[comm.comm, key] = _Stream(of=of, observations=[due.observation[row]])
             self._streams[comm.comm, key].open = _Decision(
                 ordinal=ordinal,
                 heads=drawn.heads[at[row]],

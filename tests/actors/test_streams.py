@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from made import comm_context, due
 
-from dynamiccl_ray.actors.streams import Streams
+from dynamiccl_ray.actors.streams import Streams, experience
 from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.arrays import Float32
 from dynamiccl_ray.control.drawing import Drawn
@@ -52,6 +52,12 @@ def test_a_decision_and_its_reward_come_together_and_a_sequence_is_an_episode() 
     assert episode.get_extra_model_outputs("action_logp").tolist() == [-3, -4, -5, -6]
     assert episode.get_extra_model_outputs("state_out")["h"][:, 0, 0].tolist() == [3, 4, 5, 6]
     assert key.streams.episodes() == []
+    held = experience(episode)
+    assert (held.key, held.ordinal, held.comm) == (7, 0, comm_context(keys=[7], due=due([0])).comm)
+    assert held.observations[:, 0].tolist() == [0, 10, 20, 30, 40]
+    assert held.heads[:, 0].tolist() == [3, 4, 5, 6]
+    assert held.log_probs.tolist() == [-3, -4, -5, -6]
+    assert np.allclose(held.rewards, [0.1, 0.2, 0.3, 0.4])
 
 
 def test_what_is_asked_again_is_not_rewarded_twice() -> None:

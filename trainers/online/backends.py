@@ -14,12 +14,14 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
 from dynamiccl_ray.actors.coordinator import Coordinator
 from dynamiccl_ray.actors.coordinator_actor import CoordinatorActor
+from dynamiccl_ray.actors.episodes import Experience
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.overview import answer, status_of
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.rank_runner import RankRunner
 from dynamiccl_ray.actors.runner import Bystander
 from dynamiccl_ray.actors.status import Epoch, Status
+from dynamiccl_ray.actors.streams import experience
 from dynamiccl_ray.control.agreement import Answer, Decision, MemoryStore
 from dynamiccl_ray.errors import RunError
 from dynamiccl_ray.heap import trim
@@ -38,6 +40,9 @@ class Backend(Protocol):
 
     def observed(self) -> list[Epoch]:
         """Epochs that were closed since the last call, with their samples."""
+
+    def learned(self) -> list[Experience]:
+        """Episodes that the policy has learned from since the last call."""
 
     def checkpoint(self) -> Checkpoint:
         """Weights, optimiser and the coordinator's state."""
@@ -105,6 +110,7 @@ class SerialBackend:
             store.put(f"{plan.run}/state", resume["coordinator"])
         self._store, self._plan = store, plan
         self._observed: list[Epoch] = []
+        self._learned: list[Experience] = []
         self._core = Coordinator(plan, store, self._observed.append)
         direct = self._direct = DirectCoordination(self._core)
         config = ppo_config(plan.experiment, coordination=lambda: direct)
@@ -125,6 +131,7 @@ class SerialBackend:
         rounds = self._core.phases.rounds_in_phase
         episodes = self._runner.sample()
         if episodes:
+            self._learned += map(experience, episodes)
             self._learner.update(
                 episodes=episodes,
                 timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: rounds},
@@ -137,6 +144,10 @@ class SerialBackend:
 
     def observed(self) -> list[Epoch]:
         return [self._observed.pop(0) for _ in range(len(self._observed))]
+
+    def learned(self) -> list[Experience]:
+        learned, self._learned = self._learned, []
+        return learned
 
     def checkpoint(self) -> Checkpoint:
         self._core.save()
@@ -249,6 +260,11 @@ class RayBackend:
         trim()  # what the last ones took
         observed: list[Epoch] = self._ray.get(self._coordinator.observed.remote())
         return observed
+
+    def learned(self) -> list[Experience]:
+        learned: list[Experience] = self._algorithm.learned
+        self._algorithm.learned = []
+        return learned
 
     def checkpoint(self) -> Checkpoint:
         self._ray.get(self._coordinator.save.remote())

@@ -1,4 +1,5 @@
-"""Experience on disk: every collective that was reduced over ranks and every epoch's reward, one Parquet row each.
+"""Experience on disk: every collective that was reduced over ranks, every epoch's reward, every decision and every
+episode that the policy learned from, one Parquet row each.
 
 A table is a directory of closed files, which Parquet's readers take for one: whatever happens to the run, all of them
 can be read.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,10 +20,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl_ray.actions import action_of, action_parts
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, action_of, action_parts
+from dynamiccl_ray.actors.episodes import Experience
 from dynamiccl_ray.actors.status import WHY, Epoch
+from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.agent.reward import PRIMARY, TERMS, means
 from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.trainers.online.ending import Disk
 
 SCHEMA = pa.schema(
@@ -78,8 +83,29 @@ DECISION_SCHEMA = pa.schema(
     ]
 )
 """One row for every decision that came to its end: see ``status.DECISION_DTYPE``; null for what was not known."""
+# The first number goes up whenever what is observed, drawn or rewarded comes to mean something else.
+LAYOUT = f"1: {SIZE} numbers observed, {N_PAIRS} pairs, {N_CHANNELS} channel counts, {N_CHUNKS} chunks"
+EPISODE_SCHEMA = pa.schema(
+    [
+        ("run", pa.dictionary(pa.int8(), pa.string())),
+        ("comm", pa.uint64()),
+        ("key", pa.int16()),
+        ("ordinal", pa.int32()),
+        ("observation", pa.list_(pa.float32())),
+        ("pair", pa.list_(pa.int8())),
+        ("channels", pa.list_(pa.int8())),
+        ("chunk", pa.list_(pa.int8())),
+        ("log_prob", pa.list_(pa.float32())),
+        ("reward", pa.list_(pa.float32())),
+    ],
+    metadata={"layout": LAYOUT},
+)
+"""One row for every episode that the policy learned from: see ``episodes.Experience``. Lists are of T decisions; the
+observations before each and after the last are one list, of (T + 1) * SIZE."""
 PHASES = [phase.name.lower() for phase in Phase]
 _ROWS = 1 << 16
+_MOST_BYTES = 1 << 26
+"""Of episodes that wait for a file."""
 _PART_S = 10.0
 """A run that is killed loses no more than that."""
 _PART = re.compile(r"part-(\d{6,9})\.parquet")
@@ -123,8 +149,8 @@ class Parts:
 
 
 class Recorder:
-    """Writes ``samples.parquet``, ``rewards.parquet`` and ``decisions.parquet`` as a run goes, behind what an earlier
-    one wrote there where it ``goes_on``."""
+    """Writes ``samples.parquet``, ``rewards.parquet``, ``decisions.parquet`` and ``episodes.parquet`` as a run goes,
+    behind what an earlier one wrote there where it ``goes_on``."""
 
     def __init__(
         self, directory: Path, run: str, seed: int, disk: Disk | None = None, *, goes_on: bool = False
@@ -133,6 +159,8 @@ class Recorder:
         self._samples = Parts(directory / "samples.parquet", SCHEMA, disk, goes_on=goes_on)
         self._rewards = Parts(directory / "rewards.parquet", REWARD_SCHEMA, disk, goes_on=goes_on)
         self._decisions = Parts(directory / "decisions.parquet", DECISION_SCHEMA, disk, goes_on=goes_on)
+        self._episodes = Parts(directory / "episodes.parquet", EPISODE_SCHEMA, disk, goes_on=goes_on)
+        self._learned: list[pa.RecordBatch] = []
         self._epochs: list[dict[str, Any]] = []
         self._decided: list[pa.RecordBatch] = []
         self._run, self._seed = run, seed
@@ -182,6 +210,32 @@ class Recorder:
         if self._rows >= _ROWS or time.monotonic() - self._flushed >= _PART_S:
             self._flush()
 
+    def learned(self, episodes: Sequence[Experience]) -> None:
+        """Those that a round brought to their end, and that the policy has learned from."""
+        if episodes:
+            self._learned.append(self._experience(episodes))
+            if sum(batch.nbytes for batch in self._learned) >= _MOST_BYTES:
+                self._flush()
+
+    def _experience(self, episodes: Sequence[Experience]) -> pa.RecordBatch:
+        decisions = np.array([len(of.rewards) for of in episodes])
+
+        def lists(lengths: npt.NDArray[Any], values: npt.NDArray[Any]) -> pa.ListArray:
+            return pa.ListArray.from_arrays(np.append(0, np.cumsum(lengths)).astype(np.int32), values)
+
+        heads = np.concatenate([of.heads for of in episodes]).astype(np.int8)
+        columns = [
+            pa.DictionaryArray.from_arrays(np.zeros(len(episodes), np.int8), [self._run]),
+            np.array([of.comm for of in episodes], np.uint64),
+            np.array([of.key for of in episodes], np.int16),
+            np.array([of.ordinal for of in episodes], np.int32),
+            lists((decisions + 1) * SIZE, np.concatenate([of.observations.ravel() for of in episodes])),
+            *(lists(decisions, np.ascontiguousarray(head)) for head in heads.T),
+            lists(decisions, np.concatenate([of.log_probs for of in episodes])),
+            lists(decisions, np.concatenate([of.rewards for of in episodes])),
+        ]
+        return pa.record_batch(columns, schema=EPISODE_SCHEMA)
+
     def _reward(self, epoch: Epoch) -> dict[str, Any]:
         parts = means(epoch.terms)
         ran = int(np.isfinite(epoch.terms[PRIMARY]).sum())
@@ -227,7 +281,9 @@ class Recorder:
             self._rewards.write(pa.Table.from_pylist(self._epochs, REWARD_SCHEMA))
         if self._decided:
             self._decisions.write(pa.Table.from_batches(self._decided, DECISION_SCHEMA))
-        self._pending, self._decided, self._rows, self._epochs = [], [], 0, []
+        if self._learned:
+            self._episodes.write(pa.Table.from_batches(self._learned, EPISODE_SCHEMA))
+        self._pending, self._decided, self._rows, self._epochs, self._learned = [], [], 0, [], []
         self._flushed = time.monotonic()
 
     def close(self) -> None:
@@ -235,6 +291,7 @@ class Recorder:
         self._samples.close()
         self._rewards.close()
         self._decisions.close()
+        self._episodes.close()
 
     def __enter__(self) -> Self:
         return self

@@ -81,11 +81,10 @@ def run_online(
 ) -> dict[str, Any]:
     """Runs an experiment to its end and returns its summary, which is also written to ``directory``.
 
-    ``directory`` receives experiment.json, samples.parquet, rewards.parquet, checkpoint.pt and summary.json.
-    ``serial`` runs the control plane in this process without Ray and an emulated job in lockstep, so that the run can
-    be repeated exactly. ``resume`` is the directory of an earlier run to go on from; where it is ``directory``, and the
-    job is still the same, what was recorded stays. Raises ConfigError for bad input and RunError if the run cannot go
-    on.
+    ``directory`` receives experiment.json, what ``Recorder`` writes, checkpoint.pt and summary.json. ``serial`` runs
+    the control plane in this process without Ray and an emulated job in lockstep, so that the run can be repeated
+    exactly. ``resume`` is the directory of an earlier run to go on from; where it is ``directory``, and the job is
+    still the same, what was recorded stays. Raises ConfigError for bad input and RunError if the run cannot go on.
     """
     directory.mkdir(parents=True, exist_ok=True)
     fabric = _played(experiment, say)
@@ -126,6 +125,7 @@ def run_online(
             for epoch in backend.observed():
                 recorder.add(epoch)
                 observed.add(epoch)
+            recorder.learned(backend.learned())
 
         def give_back(_: object, error: BaseException | None, __: object) -> None:
             if isinstance(error, Exception) and job is None:

@@ -14,6 +14,8 @@ from ray.rllib.utils.metrics import (
     TIMERS,
 )
 
+from dynamiccl_ray.actors.episodes import Experience
+from dynamiccl_ray.actors.streams import experience
 from dynamiccl_ray.trainers.online.placing import shares
 
 # A restarting runner is asked again after every round; asking must not hold up the others.
@@ -24,6 +26,11 @@ SYNC_LIMIT_S = 10.0
 class TriggeredPPO(PPO):  # type: ignore[misc]
     """One ``train()`` is one round: runners sample on the live job; PPO updates if they brought learning episodes,
     and the new weights go out. Baseline and exploit rounds bring none, so no update runs in them."""
+
+    def setup(self, config: Any) -> None:
+        super().setup(config)
+        self.learned: list[Experience] = []
+        """What was learned from, for whoever takes it away."""
 
     def training_step(self) -> None:
         with self.metrics.log_time((TIMERS, ENV_RUNNER_SAMPLING_TIMER)):
@@ -39,6 +46,7 @@ class TriggeredPPO(PPO):  # type: ignore[misc]
         episodes = [episode for result in results for episode in result]
         if not episodes:
             return
+        self.learned += map(experience, episodes)
         phase_rounds = self.config.env_config["phase_rounds"]()
         minibatch_size = self.config.minibatch_size
         if minibatch_size is None and self.config.num_learners > 1:

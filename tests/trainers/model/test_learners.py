@@ -13,6 +13,7 @@ from small import small_experiment
 
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.runner import SPACES
+from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import play
 from dynamiccl_ray.trainers.common.cluster import start_ray
@@ -57,6 +58,8 @@ def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path,
             while (status := backend.round()).round < 3 or status.switches < 20:
                 pass
             after = weights()
+            learned = backend.learned()
+            assert backend.learned() == []
             backend.close()
             emulated.set_credit(FREE_RUNNING)
             emulated.stop()
@@ -64,6 +67,9 @@ def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path,
     finally:
         ray.shutdown()
     assert len(after) == 2
+    # What is recorded of it is here, in the process that drives.
+    assert sum(len(of.rewards) for of in learned) > 32
+    assert all(of.observations.shape == (1 + len(of.rewards), SIZE) for of in learned)
     for name in after[0]:
         assert np.array_equal(after[0][name], after[1][name]), name
     assert any(not np.array_equal(before[0][name], after[0][name]) for name in after[0])

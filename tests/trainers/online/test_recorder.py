@@ -14,9 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from dynamiccl_ray.actors.episodes import Experience
 from dynamiccl_ray.actors.status import SAMPLE_DTYPE, Epoch
+from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.agent.reward import PRIMARY
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.trainers.common import checkpoint
@@ -34,6 +37,18 @@ def epoch(number: int, n: int = 5, phase: Phase = Phase.LEARN) -> Epoch:
         number=number, comm=7, ranks=4, nodes=2, name="", version=1, phase=phase, samples=samples, took_s=0.5,
         judged=np.zeros(1, np.int64), terms={PRIMARY: np.array([0.1 * number])},
     )  # fmt: skip
+
+
+def episode(key: int, decisions: int = 3) -> Experience:
+    return Experience(
+        comm=2**64 - 1,
+        key=key,
+        ordinal=32,
+        observations=np.arange((decisions + 1) * SIZE, dtype=np.float32).reshape(-1, SIZE),
+        heads=np.arange(decisions * 3).reshape(-1, 3),
+        log_probs=np.full(decisions, -0.5, np.float32),
+        rewards=np.linspace(0, 1, decisions, dtype=np.float32),
+    )
 
 
 @pytest.fixture
@@ -65,6 +80,35 @@ def test_a_run_that_is_killed_leaves_what_it_has_written(tmp_path: Path) -> None
     assert samples["phase"].tolist() == [phase.name.lower() for phase in phases for _ in range(5)]
     assert read_rewards(tmp_path)["reward"] == pytest.approx([0.0, 0.1, 0.2])
     assert read_rewards(tmp_path)["took_s"].tolist() == [0.5] * 3
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_episodes_are_in_the_same_files_as_what_was_measured_meanwhile(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "run", 0)
+    recorder.learned([episode(1), episode(2, 1)])
+    recorder.add(epoch(0))
+    with no_room():
+        recorder.learned([episode(3)])
+        recorder.add(epoch(1))
+    recorder.learned([episode(4)])
+    recorder.learned([])
+    recorder.add(epoch(2))
+    # What is killed here has no more to say.
+    table = pq.read_table(tmp_path / "episodes.parquet")
+    assert table["key"].to_pylist() == [1, 2, 4]
+    assert table["comm"].to_pylist() == [2**64 - 1] * 3
+    assert [len(of) for of in table["observation"].to_pylist()] == [4 * SIZE, 2 * SIZE, 4 * SIZE]
+    assert table["chunk"].to_pylist() == [[2, 5, 8], [2], [2, 5, 8]]
+    assert len(list((tmp_path / "episodes.parquet").glob("part-*.parquet"))) == 2
+
+
+def test_episodes_that_wait_take_a_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(tmp_path, "run", 0)
+    recorder.learned([episode(1)])
+    assert not list((tmp_path / "episodes.parquet").glob("part-*.parquet"))
+    monkeypatch.setattr(recording, "_MOST_BYTES", 8 * SIZE * 4)
+    recorder.learned([episode(2)])
+    assert pq.read_table(tmp_path / "episodes.parquet")["key"].to_pylist() == [1, 2]
 
 
 def test_what_an_earlier_run_wrote_there_is_not_this_ones(tmp_path: Path) -> None:
