@@ -19,7 +19,7 @@ from dynamiccl_ray.cli.advise import advise
 from dynamiccl_ray.cli.bench import bench_app
 from dynamiccl_ray.cli.fabric import fabric_app
 from dynamiccl_ray.cli.files import init, list_shipped, schema
-from dynamiccl_ray.cli.learning import evaluate, train
+from dynamiccl_ray.cli.learning import evaluate, offline, train
 from dynamiccl_ray.cli.live import canary, mode, off, report, rollback, status, top
 from dynamiccl_ray.cli.online import demo, explain, online, release
 from dynamiccl_ray.cli.output import console
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _RUNS = (online, status, top, mode, off, rollback, canary, report, release, explain)
-for command in (demo, init, *_RUNS, export, merge, doctor, advise, train, evaluate, sweep, schema):
+for command in (demo, init, *_RUNS, export, merge, doctor, advise, train, offline, evaluate, sweep, schema):
     app.command()(command)
 app.command("list")(list_shipped)
 for name, commands in (

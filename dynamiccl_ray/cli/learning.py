@@ -1,4 +1,5 @@
-"""``dynamiccl train`` and ``evaluate``: a policy from the fabric model, and what it is worth beside all baselines."""
+"""``dynamiccl train``, ``offline`` and ``evaluate``: a policy from the fabric model, or from earlier runs, and what it
+is worth beside all baselines."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import typer
 
 from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit, stdout
 from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.trainers.offline import Method
 
 Curriculum = Annotated[Path, typer.Argument(help="A curriculum YAML, or the name of one that is shipped.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Directory of the results; runs/NAME-TIME by default.")]
@@ -78,6 +80,46 @@ def _reached(entry: dict[str, Any]) -> str:
         f"gap closed {entry['gap_closed']:.1%}, {entry['geomean_vs_oracle']:.3f}x the oracle's time, "
         f"NCCL's default {entry['default_vs_oracle']:.3f}x"
     )
+
+
+def offline(
+    runs: Annotated[list[Path], typer.Argument(help="Directories of runs of `dynamiccl online`.")],
+    method: Annotated[
+        Method, typer.Option(help="PPO, behaviour cloning, or cloning of what brought more than was expected.")
+    ] = Method.PPO,
+    start: Annotated[
+        Path | None, typer.Option("--from", help="A policy to go on from. By default the one that ships.")
+    ] = None,
+    out: Out = None,
+    seed: Annotated[int, typer.Option(help="Of the order of what is learned from.", min=0, max=2**31 - 1)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Learn from what earlier runs have recorded, without a job and without the model."""
+    from dynamiccl_ray.config.experiment import DEFAULT_POLICY
+    from dynamiccl_ray.trainers.offline.run import run_offline
+
+    directory = directory_for(out, f"offline-{method.value}")
+    with console.status("reading what was recorded") as status:
+        summary = run_offline(
+            runs,
+            directory,
+            method=method,
+            start=start or DEFAULT_POLICY,
+            seed=seed,
+            progress=lambda of: status.update(f"pass {of['pass']} of {of['passes']}; {_likelihood(of)}"),
+        )
+    if as_json:
+        emit(summary)
+        return
+    said = f"{summary['decisions']:,} decisions, {summary['passes']} passes in {summary['seconds']:.1f} s"
+    stdout().print(said, highlight=False)
+    for when in ("before", "after"):
+        stdout().print(f"{when}: {_likelihood(summary[when])}", highlight=False)
+    stdout().print(f"policy: {summary['policy']}", highlight=False)
+
+
+def _likelihood(of: dict[str, Any]) -> str:
+    return f"log-probability of what was drawn {of['log_prob']:.4f}, of the better half {of['better']:.4f}"
 
 
 def evaluate(

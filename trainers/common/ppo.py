@@ -15,19 +15,22 @@ Schedule = list[list[float]]
 """Rounds and values, linear in between."""
 
 
+def module_spec(model: dict[str, Any]) -> RLModuleSpec:
+    """The policy; ``model`` as ``ConfigurationModule`` takes it."""
+    return RLModuleSpec(
+        module_class=ConfigurationModule,
+        observation_space=OBSERVATION_SPACE,
+        action_space=ACTION_SPACE,
+        model_config=model,
+    )
+
+
 def configure(
     config: PPOConfig, ppo: Ppo, *, lr: float | Schedule, entropy: Schedule, model: dict[str, Any], seed: int
 ) -> PPOConfig:
     """Adds module, loss and seed to ``config``; ``model`` is what the module wants beside ``ppo.hidden``."""
     return (
-        config.rl_module(
-            rl_module_spec=RLModuleSpec(
-                module_class=ConfigurationModule,
-                observation_space=OBSERVATION_SPACE,
-                action_space=ACTION_SPACE,
-                model_config={"hidden": ppo.hidden, **model},
-            )
-        )
+        config.rl_module(rl_module_spec=module_spec({"hidden": ppo.hidden, **model}))
         .training(
             lr=lr,
             gamma=ppo.gamma,
