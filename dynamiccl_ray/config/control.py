@@ -21,8 +21,9 @@ class Learning(Section):
     """Decisions that are drawn. The policy's certainty comes from a model, so what it holds likely is measured."""
     adapt_share: Annotated[float, Field(gt=0, le=1)] = 0.67
     """Of them, that are drawn after a trigger: what was known is a hint then."""
-    earlier_share: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Of them, that are drawn where an earlier run says something of a key; twice as many once it turns out wrong."""
+    earlier_share: Annotated[float, Field(gt=0, le=1)] = 0.17
+    """Of them, that are drawn where an earlier run says something of a key; three times as many once it turns out
+    wrong."""
     draw_samples: Count = 1
     compares: Count = 24
     """Decisions after that, in each of which that contender is measured which was measured least."""

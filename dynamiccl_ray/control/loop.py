@@ -90,10 +90,10 @@ class Loop(State):
 
     def draws(self) -> Int64:
         """(K,) decisions of each key that are drawn: fewer where it learns anew, and where an earlier run has learned,
-        for much is known then; twice as many there once that run has turned out to be wrong."""
+        for much is known then; three times as many there once that run has turned out to be wrong."""
         learning = self.control.learning
         warm = np.isfinite(self.keys.earlier).any((1, 2))
-        earlier = np.minimum(learning.earlier_share * (1 + self.misled), 1.0)
+        earlier = np.minimum(learning.earlier_share * (1 + 2 * self.misled), 1.0)
         share = np.where(self.shifts > 0, learning.adapt_share, np.where(warm, earlier, 1.0))
         return np.asarray(np.ceil(share * learning.draws), np.int64)
 
