@@ -126,9 +126,10 @@ class Loop(State):
         watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
         alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
         quiet = alarm < 0
+        self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
+        together = self._watch_together(of.part(watched[quiet[watched] & (phase[watched] == Phase.EXPLOIT)]))
 
         self._judge(rows, actions, of.mean, ~baseline & ~checking & ~self._over[rows])
-        self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
         last = self._last_draw(rows, decided - 1) & ~baseline & ~checking & ~resting & ~self._over[rows]
@@ -139,7 +140,7 @@ class Loop(State):
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
-        self._check(moved)
+        self._check(np.union1d(moved, together))
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
@@ -177,6 +178,16 @@ class Loop(State):
         residual = log_us - np.repeat(self.evidence.mean(of.rows, of.actions), counts)
         alarm = self.cusum.update(of.rows, counts, residual * np.repeat(weight, counts))
         return np.where(self.measured[of.rows] >= self.checks.calm_until[of.rows], alarm, -1)
+
+    def _watch_together(self, of: Closed) -> Int64:
+        """Of decisions that exploit: keys to check because their communicator as a whole is not as it was."""
+        if not (self.cusum.watches and len(of.rows)):
+            return of.rows[:0]
+        known, samples = self.evidence.mean(of.rows, of.actions), self.evidence.samples[of.rows, of.actions]
+        error = self.evidence.noise[of.rows] * np.sqrt(1 / samples + 1 / of.samples)
+        alarm = self.watch.add(of.rows, (of.mean - known) / error, self.evidence.skew[of.rows])
+        settled = self.measured < self.checks.calm_until
+        return np.flatnonzero(alarm & (self.phase == Phase.EXPLOIT) & ~settled)
 
     def _alarmed(self, rows: Int64) -> list[int]:
         """Times of these keys have moved. What exploits, or only compares, is checked, unless they have moved far;
@@ -232,6 +243,7 @@ class Loop(State):
                 ).into(into)
         self.phase[stands] = Phase.EXPLOIT
         self.cusum.reset(rows)
+        self.watch.forget(rows)
         return [Drift(row=int(row), sample=-1, anew=bool(of)) for row, of in zip(rows, differs, strict=True)]
 
     def _judge(self, rows: Int64, actions: Int64, mean: Float64, known: Bool) -> None:
@@ -263,6 +275,7 @@ class Loop(State):
         self._remember(rows)
         self.evidence.shift(rows)
         self.cusum.reset(rows)
+        self.watch.forget(rows)
         self.checks.forget(rows)
         self.phase[rows] = Phase.BASELINE
         self.wanted[rows] = OWN_ACTION

@@ -19,6 +19,7 @@ from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.offers import Offers
 from dynamiccl_ray.control.trigger import Cusum
 from dynamiccl_ray.control.verdicts import no_verdicts
+from dynamiccl_ray.control.watch import OWN_SHARE, SHARE, Watch
 
 
 class Phase(IntEnum):
@@ -38,7 +39,8 @@ class State:
         self.control: Final = control
         self.keys = no_keys()
         self.evidence = Evidence()
-        self.cusum = Cusum(control.trigger.arl0)
+        self.cusum = Cusum(control.trigger.arl0 / OWN_SHARE)
+        self.watch = Watch(control.trigger.arl0 / SHARE)
         self.checks = Checks()
         self.offers = Offers()
         self.budget = Budget(control.explore)
@@ -85,6 +87,7 @@ class State:
         self.checks.grow(n)
         self.offers.grow(n)
         self.budget.weigh(keys.group, communication_ratio(keys.context))
+        self.watch.know(self.keys.group, self.keys.nbytes)
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
@@ -99,6 +102,7 @@ class State:
         self.checks.keep(rows)
         self.offers.keep(rows)
         self.budget.keep(self.keys.group)
+        self.watch.know(self.keys.group, self.keys.nbytes)
         for name in (*_COUNTS, "_over", "_best"):
             setattr(self, name, getattr(self, name)[rows])
         left = take(self._pending, rows[self._pending.row])

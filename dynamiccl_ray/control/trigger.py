@@ -42,7 +42,7 @@ _FREEDOM: Final = 16.0
 _NEVER: Final = 1e50
 
 
-def threshold(arl0: float) -> float:
+def threshold(arl0: float, batch: int = BATCH) -> float:
     """Standard deviations that the recent batches may be off by, for at most one false alarm in ``arl0`` samples of a
     key: the union bound over all comparisons. They are not independent, so false alarms are rarer.
 
@@ -50,7 +50,7 @@ def threshold(arl0: float) -> float:
     """
     if not arl0 > 2:
         raise ValueError(f"arl0 is {arl0}; expected more than 2 samples")
-    return -NormalDist().inv_cdf(min(0.25, BATCH / (2 * len(_AFTER) * arl0)))
+    return -NormalDist().inv_cdf(min(0.25, batch / (2 * len(_AFTER) * arl0)))
 
 
 class Cusum:
@@ -58,7 +58,7 @@ class Cusum:
 
     _SHAPES: Final[dict[str, tuple[int, ...]]] = {
         "_fill": (),
-        "_batch": (BATCH,),
+        "_batch": (-1,),
         "_n": (),
         "_total": (),
         "_square": (),
@@ -70,7 +70,7 @@ class Cusum:
         "_sudden": (),
     }
     _fill: Float64
-    """(K,) samples in ``_batch`` (K, BATCH)."""
+    """(K,) samples in ``_batch`` (K, batch)."""
     _batch: Float64
     _n: Float64
     """(K,) batches."""
@@ -89,17 +89,22 @@ class Cusum:
     _sudden: Float64
     """(K,) 1 where the last batch alone was an alarm."""
 
-    def __init__(self, arl0: float) -> None:
-        self.h = threshold(arl0)
+    def __init__(self, arl0: float, batch: int = BATCH) -> None:
+        """``batch``: samples, at least 3 of them."""
+        self.h = threshold(arl0, batch)
+        self._size: Final = batch
         self.watches: Final = arl0 < _NEVER
         """Whether anything can be an alarm at all."""
-        for name, shape in self._SHAPES.items():
-            setattr(self, name, np.zeros((0, *shape)))
+        for name in self._SHAPES:
+            setattr(self, name, self._none(name, 0))
+
+    def _none(self, name: str, keys: int) -> Float64:
+        return np.zeros((keys, *(self._size if n < 0 else n for n in self._SHAPES[name])))
 
     def grow(self, keys: int) -> None:
         """``keys`` new ones."""
-        for name, shape in self._SHAPES.items():
-            setattr(self, name, np.concatenate([getattr(self, name), np.zeros((keys, *shape))]))
+        for name in self._SHAPES:
+            setattr(self, name, np.concatenate([getattr(self, name), self._none(name, keys)]))
 
     def keep(self, rows: Bool) -> None:
         """Forgets all other keys (a mask (K,)), and moves these together."""
@@ -119,16 +124,16 @@ class Cusum:
         """
         alarm = np.full(len(rows), -1)
         first, used = np.cumsum(counts) - counts, np.zeros(len(rows), np.int64)
-        place = np.arange(BATCH)
+        place = np.arange(self._size)
         while (live := np.flatnonzero((used < counts) & (alarm < 0))).size:
             of, fill = rows[live], self._fill[rows[live]].astype(np.int64)
-            taken = np.minimum(BATCH - fill, counts[live] - used[live])
+            taken = np.minimum(self._size - fill, counts[live] - used[live])
             new = (place >= fill[:, None]) & (place < (fill + taken)[:, None])
             at = first[live, None] + used[live, None] + place - fill[:, None]
             self._batch[of] = np.where(new, log_times[np.where(new, at, 0)], self._batch[of])
             used[live] += taken
-            self._fill[of] = (fill + taken) % BATCH
-            whole = fill + taken == BATCH
+            self._fill[of] = (fill + taken) % self._size
+            whole = fill + taken == self._size
             raised = live[whole][self._one(of[whole])]
             alarm[raised] = used[raised] - 1
         return alarm
@@ -169,9 +174,10 @@ class Cusum:
         near = np.maximum(self._near[rows] / n, 1e-12)
         usual = _USUAL_BATCHES * (1 + _USUAL_CORRELATION) * near
         phi = np.clip((self._next[rows] + usual) / ((n + _USUAL_BATCHES) * near) - 1, 0, _MOST_CORRELATION)
-        longer = (1 + phi) / (1 - phi) - 2 * phi * (1 - phi**BATCH) / (BATCH * (1 - phi) ** 2)
-        linked = phi * (1 - phi**BATCH) ** 2 / (BATCH * (1 - phi) ** 2) / longer
-        return np.maximum(near / (1 - phi) * longer / BATCH, _LEAST_SIGMA**2), linked
+        size = self._size
+        longer = (1 + phi) / (1 - phi) - 2 * phi * (1 - phi**size) / (size * (1 - phi) ** 2)
+        linked = phi * (1 - phi**size) ** 2 / (size * (1 - phi) ** 2) / longer
+        return np.maximum(near / (1 - phi) * longer / size, _LEAST_SIGMA**2), linked
 
     def deviation(self, rows: Int64) -> Float64:
         """(R,) standard deviation of the mean of a batch's log times."""
