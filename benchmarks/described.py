@@ -1,7 +1,7 @@
 """What it is worth to say which cluster a job runs on, and what it costs to say another: choosers in one control loop,
 policies and what does without one, on the held-out clusters or on random ones.
 
-    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--policies policy.pt ...]
+    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--seed 1] [--policies ...]
 """
 
 from __future__ import annotations
@@ -45,10 +45,15 @@ WRONG: Mapping[str, str] = {
 """By cluster another, as unlike as there is."""
 
 
-def _jobs(random: bool, count: int, horizon: int) -> dict[str, list[Scenario]]:
-    """By what they say of their cluster. Of one that says nothing, or another, NCCL's costs tell which of the presets
-    it is like: its own is left out, for that it is like exactly. In the end nothing is made of these costs either."""
+def jobs(random: bool, count: int, horizon: int, seed: int | None = None) -> dict[str, list[Scenario]]:
+    """By what they say of their cluster; of another ``seed`` than the curriculum's, jobs that nobody has looked at.
+
+    Of one that says nothing, or another, NCCL's costs tell which of the presets it is like: its own is left out, for
+    that it is like exactly. In the end nothing is made of these costs either.
+    """
     curriculum = load_curriculum(CURRICULUM)
+    if seed is not None:
+        curriculum = curriculum.model_copy(update={"seed": seed})
     if not random:
         splits = evaluation_splits(curriculum, count, horizon, ())
         right = [scenario for name, of in splits.items() if name.startswith(HELD_OUT) for scenario in of]
@@ -81,9 +86,10 @@ def main() -> None:
     parser.add_argument("--choosers", nargs="*", default=["thompson", "uniform"], help="baselines beside them")
     parser.add_argument("--told", nargs="+", help="only these rows")
     parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--seed", type=int, help="of the jobs, and of the clusters where they are random")
     given = parser.parse_args()
     procedure, control = Procedure(runs=given.runs), load_curriculum(CURRICULUM).control
-    jobs = _jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure))
+    told = jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure), given.seed)
     nets = {"policy" if path == DEFAULT_POLICY else path.parent.name: policy.load(path) for path in given.policies}
     rivals: dict[str, Factory] = {**beside(control), "last table": partial(LastTable, control=control)}
     choosers: dict[str, Factory] = {
@@ -92,16 +98,16 @@ def main() -> None:
     }
     rows = []
     with players(len(os.sched_getaffinity(0))) as play_all:
-        rows_of = [(what, told) for what, told in jobs.items() if not given.told or what in given.told]
-        for (what, told), (name, factory) in itertools.product(rows_of, choosers.items()):
-            traces = play_all(told, factory, procedure)
+        rows_of = [(what, of) for what, of in told.items() if not given.told or what in given.told]
+        for (what, of), (name, factory) in itertools.product(rows_of, choosers.items()):
+            traces = play_all(of, factory, procedure)
             row = {
                 "described": what,
                 "chooser": name,
                 "regret": relative_regret(traces),
                 "interval": regret_interval(traces),
-                "median": float(np.median([relative_regret([of]) for of in traces])),
-                "jobs": len(told),
+                "median": float(np.median([relative_regret([job]) for job in traces])),
+                "jobs": len(of),
                 "runs": given.runs,
             }
             rows.append(row)
