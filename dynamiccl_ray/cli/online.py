@@ -109,6 +109,12 @@ def _verdict(summary: dict[str, Any]) -> list[str]:
                 f'after "{after["event"]}": learned {ratio["learned"]:.3f}x, NCCL\'s default {ratio["default"]:.3f}x'
                 + (f"; noticed after {delay} collectives" if delay is not None else "")
             )
+    false = summary["false_alarms"]
+    if false is not None and (false["anew"] or false["checks"]):
+        lines.append(
+            f"false alarms before anything had changed: {false['anew']} keys learned anew, {false['checks']} were "
+            f"checked; that cost {false['cost_percent']:.2f} % of communication"
+        )
     if summary["agreement_violations"] is not None:
         lines.append(
             f"{summary['switches']} table switches; collectives on which two ranks differed: "

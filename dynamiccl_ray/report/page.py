@@ -20,7 +20,6 @@ from dynamiccl_ray.report.data import (
     ROLES,
     Regime,
     Run,
-    came_after,
     detections,
     mean_speedup,
     read_run,
@@ -96,13 +95,14 @@ def _safety(run: Run) -> dict[str, Any]:
     fabric = run.experiment.get("fabric", {})
     processes = fabric.get("processes")
     ranks = processes["nodes"] * processes["ranks_per_node"] if processes else None
-    first = run.summary["events"][0] if run.summary["events"] else None
-    false = [a for a in run.summary["alarms"] if first is None or not came_after(a["dseq"], a["epoch"], first)]
+    false = run.summary["false_alarms"]
     return {
         "ranks": ranks,
         "calls": int(run.samples.dseq.max(initial=0)),
-        "false_alarms": len(false),
-        "controlled": fabric.get("kind") != "nccl",
+        "false_alarms": false["anew"] if false is not None else 0,
+        "false_checks": false["checks"] if false is not None else 0,
+        "false_cost_percent": false["cost_percent"] if false is not None else None,
+        "controlled": false is not None,
     }
 
 

@@ -20,6 +20,7 @@ from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.plugin_bridge.played import PlayedFabric
 from dynamiccl_ray.plugin_bridge.real_job import RealPrices
 from dynamiccl_ray.report.data import came_after
+from dynamiccl_ray.trainers.online.false_alarms import false_alarms
 
 Priced = PlayedFabric | RealPrices
 Doubles = npt.NDArray[np.float64]
@@ -96,6 +97,8 @@ def summarise(
         "overhead": status.overhead,
         "alarms": [asdict(alarm) for alarm in status.alarms if alarm.anew],
         "checks": [asdict(alarm) for alarm in status.alarms if not alarm.anew],
+        # What changes beside a job of others nobody knows.
+        "false_alarms": false_alarms(status.alarms, observed, events) if experiment.fabric.kind != "nccl" else None,
         "off": status.off,
         "unmeasured": status.unmeasured,
         "events": events,

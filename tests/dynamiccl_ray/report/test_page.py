@@ -72,6 +72,7 @@ def _summary(**changes: Any) -> dict[str, Any]:
         "run": "tiny-0-x", "name": "tiny", "seed": 0, "mode": "active", "epochs": 60, "rounds": 6,
         "collectives": 6000, "switches": 41, "digest_mismatches": 0, "agreement_violations": 0,
         "dropped_records": 12345, "unused_records": 67890, "alarms": [], "checks": [], "off": {}, "events": [],
+        "false_alarms": {"checks": 0, "anew": 0, "cost_percent": 0.0},
         "history": [{"round": i, "epoch": 10 * (i + 1), "phase": PHASES[i][0], "entropy": 2.0 / (i + 1),
                      "collectives": 1000 * (i + 1), "version": 0} for i in range(6)],
         "detection_delay": None, "detection_delay_key_samples": None, "after": [], "seconds": 3.0,
@@ -245,7 +246,9 @@ def test_without_event(tmp_path: Path) -> None:
 
 def test_false_and_missed_alarms(tmp_path: Path) -> None:
     early = {"comm": 1, "key": KEYS["all_reduce/1MiB"], "dseq": 2500, "epoch": 25}
-    page = _page(_write(tmp_path, {**WITH_EVENT, "alarms": [early], "detection_delay": None}))
+    false = {"checks": 2, "anew": 1, "cost_percent": 0.346}
+    page = _page(_write(tmp_path, {**WITH_EVENT, "alarms": [early], "false_alarms": false, "detection_delay": None}))
+    assert "2 of which were checked and dismissed, cost 0.35 % of communication until then" in page.text
     assert "1 of them false, that is raised before anything had changed" in page.text
     assert "The change was not detected" in page.text
     assert "no alarm followed" in page.text
