@@ -56,6 +56,14 @@ def test_a_check_costs_what_it_took_above_what_had_been_exploited() -> None:
     assert said["cost_percent"] == pytest.approx(100 * 40 / (took - 40))
 
 
+def test_a_check_before_a_key_has_exploited_is_compared_with_what_it_exploits_later() -> None:
+    early = [_epoch(0, (KEY, "drawn", 8, 90.0), (KEY, "checked", 2, 60.0)), *EPOCHS[1:]]
+    said = false_alarms([_alarm(0)], early, [EVENT])
+    took = 8 * 90 + 2 * 60 + 8 * 50 + 300 + 2 * 50 + 2 * 70 + 8 * 50
+    assert said["cost_percent"] == pytest.approx(100 * 60 / (took - 60))
+    assert false_alarms([_alarm(0)], early[:1], [])["cost_percent"] == 0, "nothing to compare with"
+
+
 def test_without_an_event_every_alarm_is_false_and_without_an_alarm_there_is_no_cost() -> None:
     said = false_alarms([_alarm(2), _alarm(4, anew=True)], EPOCHS, [])
     assert (said["checks"], said["anew"]) == (1, 1)
