@@ -1,10 +1,10 @@
 """Whether a policy that was trained from recorded runs is better on another number of nodes than the one that ships.
 
-    python benchmarks/offline.py OUT.json [--seeds 3]
+    python benchmarks/offline.py OUT.json [--seeds 3] [--kept DIR]
 
-Serial runs on the measured tables of one number of nodes, from the shipped policy, are recorded; from that policy and
-from what they recorded others are trained. Both play on the other numbers of nodes, as in ``second_run.py``, with the
-same seeds. ``kept`` is the directory where trained policies stay.
+Serial runs on the measured tables of one number of nodes, from the shipped policy, are recorded. From that policy and
+what they recorded others are trained. All play on the other numbers of nodes, as in ``second_run.py``, with the same
+seeds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--kept", type=Path, help="where the trained policies stay")
     given = parser.parse_args()
-    experiment = load(EXPERIMENT).model_copy(update={"stop": Stop(exploit_rounds_after_last_event=1)})
+    changes = {"job": "offline-benchmark", "stop": Stop(exploit_rounds_after_last_event=1)}
+    experiment = load(EXPERIMENT).model_copy(update=changes)
     seeds = range(given.seeds)
     rows: list[dict[str, Any]] = []
 

@@ -25,8 +25,8 @@ AT_ONCE: Final = 128
 class RecordedData(OfflineData):  # type: ignore[misc]
     """What runs have recorded in the directories ``config.input_``; a sample is all of it, in an order of its own.
 
-    RLlib's own would hand files to Ray Data, for which there would have to be a cluster, and take each row for an
-    episode of one step, or for one that is serialised, and may be run when it is read.
+    RLlib's own hands files to Ray Data, for which there would have to be a cluster. It takes a row for an episode of
+    one step, or for one that is serialised, and unpickles what a stranger may have written.
     """
 
     def __init__(self, config: Any) -> None:

@@ -30,6 +30,7 @@ _MOST_REWARD: Final = 1e3
 # Less likely than anything that is ever drawn; the ratio of two probabilities stays a number.
 _LEAST_LOG_PROB: Final = -50.0
 _HEADS: Final = ("pair", "channels", "chunk")
+_COLUMNS: Final = ("observation", *_HEADS, "log_prob", "reward")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,13 +119,13 @@ def _read(path: Path) -> _Columns:
     values = sum(group.column(n).num_values for group in groups for n in range(group.num_columns))
     if values > 2 * MOST_NUMBERS:
         raise ValueError(f"it holds {values} values, more than a run writes to a file")
-    return _checked(file.read())
+    return _checked(file.read(columns=list(_COLUMNS)))
 
 
 def _checked(table: pa.Table) -> _Columns:
     """Columns of a file: ``decisions`` (E,) of each episode, and the values of all of them in a row. ValueError for
     what no run writes."""
-    lists = {name: table[name].combine_chunks() for name in ("observation", *_HEADS, "log_prob", "reward")}
+    lists = {name: table[name].combine_chunks() for name in _COLUMNS}
     lengths, columns = {}, {}
     for name, of in lists.items():
         # Of no rows pyarrow makes another array.
