@@ -23,8 +23,8 @@ def false_alarms(
     """
     before = [alarm for alarm in alarms if not (events and came_after(alarm.dseq, alarm.epoch, events[0]))]
     raised = {(alarm.comm, alarm.key) for alarm in before}
-    # Of each key: collectives that exploited and the sum of their logs; and others, from the first of these or the first
-    # that was checked on, and what they took.
+    # Of each key: collectives that exploited, and the sum of their logs; and others, from the first that exploited or
+    # was checked, and what they took.
     exploited: dict[tuple[int, int], tuple[int, float]] = {}
     others: dict[tuple[int, int], tuple[int, float]] = {}
     took_us = 0.0
