@@ -85,7 +85,7 @@ def _reached(entry: dict[str, Any]) -> str:
 def offline(
     runs: Annotated[list[Path], typer.Argument(help="Directories of runs of `dynamiccl online`.")],
     method: Annotated[
-        Method, typer.Option(help="PPO, behaviour cloning, or cloning of what brought more than was expected.")
+        Method, typer.Option(help="Behaviour cloning, cloning of what brought more than was expected, or PPO.")
     ] = Method.PPO,
     start: Annotated[
         Path | None, typer.Option("--from", help="A policy to go on from. By default the one that ships.")
