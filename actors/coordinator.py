@@ -33,7 +33,7 @@ from dynamiccl_ray.agent.reward import total
 from dynamiccl_ray.arrays import Float, Int64
 from dynamiccl_ray.control import loop as control
 from dynamiccl_ray.control.agreement import Agreement, Answer, Decision, Store, new_term
-from dynamiccl_ray.control.loop import Due, Keys, Loop, Phase, Verdicts
+from dynamiccl_ray.control.loop import Due, Keys, Loop, Verdicts
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import DAMAGED, RunError, short
 from dynamiccl_ray.keys import key_name
@@ -340,8 +340,9 @@ class Coordinator:
         """Keys that need a decision, and that the loop may decide on."""
         self._held, self._wanted = self.steering.over(self.loop, self.comms.values())
         if self._keeping is not None:
-            kept = self._keeping & (self.loop.phase == Phase.EXPLOIT) & ~self._held
-            self._wanted = np.where(kept, self._wanted, OWN_ACTION)
+            exploited = self.loop.exploited()
+            kept = self._keeping & (exploited >= 0) & ~self._held
+            self._wanted = np.where(kept, exploited, OWN_ACTION)
             self._held[:] = True
         due = self.loop.due()
         return due.part(np.flatnonzero(~self._held[due.row]))

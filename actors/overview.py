@@ -113,7 +113,7 @@ def _communicator(coordinator: Coordinator, comm: Communicator, may_explore: flo
         "own": action_of(OWN_ACTION).name,
         "explored": coordinator.loop.budget.share(comm.number, len(comm.keys)),
         "may_explore": may_explore,
-        "drift": coordinator.loop.watch.scores(comm.number),
+        "watched": coordinator.loop.watch.scores(comm.number),
         "resting": int(coordinator.loop.resting[comm.rows].sum()),
         "speedup": comm.own_us / comm.took_us if comm.took_us > 0 else None,
         "keys": [_key(coordinator, comm, at) for at in np.argsort(comm.keys).tolist()],

@@ -213,8 +213,8 @@ def _communicators(comms: list[dict[str, Any]]) -> Table:
 
 
 def _keys(comm: dict[str, Any]) -> Table:
-    drift = ", ".join(f"{name} {score:.2f}" for name, score in comm["drift"].items())
-    table = Table(title=f"communicator {comm['name'] or comm['communicator']}; its drift as a whole: {drift}")
+    watched = ", ".join(f"{name} {score:.2f}" for name, score in comm["watched"].items())
+    table = Table(title=f"communicator {comm['name'] or comm['communicator']}; as a whole: {watched}")
     for name in ("key", "phase", "collectives", "NCCL's own, us", "in force", "time over NCCL's", "drift"):
         table.add_column(name)
     for key in comm["keys"]:

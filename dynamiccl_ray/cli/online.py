@@ -111,9 +111,12 @@ def _verdict(summary: dict[str, Any]) -> list[str]:
             )
     false = summary["false_alarms"]
     if false is not None and (false["anew"] or false["checks"]):
+        cost = "what that cost is not known"
+        if false["cost_percent"] is not None:
+            cost = f"that cost {false['cost_percent']:.2f} % of communication"
         lines.append(
             f"false alarms before anything had changed: {false['anew']} keys learned anew, {false['checks']} were "
-            f"checked; that cost {false['cost_percent']:.2f} % of communication"
+            f"checked; {cost}"
         )
     if summary["agreement_violations"] is not None:
         lines.append(

@@ -287,9 +287,14 @@ class Loop(State):
 
     def _remember(self, rows: Int64) -> None:
         """What these keys exploited, for whoever wants to go back to it."""
-        for phase, action in ((Phase.EXPLOIT, self.wanted), (Phase.CHECK, self.checks.actions[:, 0])):
-            of = rows[self.phase[rows] == phase]
-            self.settled[of] = action[of]
+        exploited = self.exploited()[rows]
+        self.settled[rows] = np.where(exploited >= 0, exploited, self.settled[rows])
+
+    def exploited(self) -> Int64:
+        """(K,) flat action that each key exploits, or has exploited until its check began; -1 for a key that learns."""
+        compared = self.decisions > self.draws() + self.control.learning.compares
+        checked = (self.phase == Phase.CHECK) & compared
+        return np.select([self.phase == Phase.EXPLOIT, checked], [self.wanted, self.checks.actions[:, 0]], -1)
 
     # -- decisions --
 

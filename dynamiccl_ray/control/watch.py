@@ -1,7 +1,7 @@
 """What no key shows by itself: the Trigger Agent's watch over a communicator as a whole.
 
-Decisions of its keys that exploit are gathered into frames: so many that each key has run once on the average, or more.
-Two series come of the frames, each watched by the detector of ``trigger.py``:
+Decisions of its keys that exploit are gathered into frames: each key once, and eight decisions at least. Two series
+come of the frames, each watched by the detector of ``trigger.py``:
 
 - congestion: the bus bandwidth that was achieved against the one that has been shown. Of the same message these are to
   each other as its times are; each decision counts by the deviation that its time has;
@@ -29,22 +29,27 @@ OWN_SHARE: Final = 1 / 2
 """Of the false alarms that a key may have, by its own detector; each series of its communicator has ``SHARE``."""
 SHARE: Final = 1 / 4
 SERIES: Final = ("reconstruction", "congestion")
-CLASSES: Final = 3
-"""Of messages by size, as many keys of a communicator in each."""
+EDGES: Final = (256 << 10, 16 << 20)
+"""Bytes from which a message is medium, and large."""
+CLASSES: Final = len(EDGES) + 1
 SIZE: Final = 2 * CLASSES
 """Of a frame."""
 USUAL: Final = 32
 """Frames that the autoencoder is made of; then its weights stay, so that its errors vary alike for ever."""
-# Decisions that a frame has at least, and of a communicator with many keys the share of them. A decision takes 8
-# collectives, so that a false alarm in so many frames is none in fewer collectives of a key.
+# Decisions that a frame has at least. Each is of one collective or more, so that ARL0 in frames is no less than in
+# collectives of a key.
 _DECISIONS: Final = 8
-_OF_KEYS: Final = 1 / 8
-# Frames that the detectors take together: a frame is a mean already.
+# Frames that the detectors take together: a frame is a sum already.
 _BATCH: Final = 4
-# One decision counts as no further off than so many standard errors.
+# One decision counts as no further off than so many deviations.
 _FAR: Final = 6.0
-# What varies by less than this is no less usual for it.
-_LEAST_SPREAD: Final = 0.02
+# What varies by less than this is no less usual for it: logs of skew, and what is in deviations.
+_LEAST_SKEW: Final = 0.01
+_LEAST_SPREAD: Final = 0.2
+# Decisions of a key from which its skew is known.
+_SEEN: Final = 8
+# Median absolute deviation of a normal number over its standard deviation.
+_MAD: Final = 0.6745
 # A code goes as far as so many of its usual deviations.
 _REACH: Final = 2.0
 # Of a component that is no more than chance, the most that its share of the variance is: (1 + sqrt(SIZE / USUAL))^2.
@@ -75,22 +80,63 @@ class Autoencoder:
 
 @dataclass(eq=False)
 class _Usual:
-    """On one communicator."""
+    """On one communicator. A decision is (4,): the key's place among those of the communicator, its class, how far it
+    is off, and its skew."""
 
     open: list[Float64] = field(default_factory=list)
-    """Decisions (3,) of the frame that is not whole yet, see ``Watch.add``."""
+    """Decisions of the frame that is not whole yet."""
+    keys: set[int] = field(default_factory=set)
+    """That it has."""
     frames: list[Float64] = field(default_factory=list)
-    """Until there are enough for the autoencoder."""
+    """(D, 4) each, until there are enough."""
+    skew: Float64 = field(default_factory=lambda: np.zeros((2, 0)))
+    """(2, N) of each key, how far apart ranks usually are, and by how much that varies: infinite where too little of it
+    was seen."""
     autoencoder: Autoencoder | None = None
 
+    def add(self, decision: Float64) -> Float64 | None:
+        """The frame (D, 4) that is whole, if one is: one in which this key has been, and that is large enough."""
+        key, whole = int(decision[0]), None
+        if key in self.keys and len(self.open) >= _DECISIONS:
+            whole, self.open, self.keys = np.array(self.open), [], set()
+        self.open.append(decision)
+        self.keys.add(key)
+        return whole
+
     def error(self, frame: Float64) -> float | None:
-        """Of a frame (SIZE,); None while it is not known what is usual."""
+        """Of the autoencoder; None while it is not known what is usual."""
         if self.autoencoder is not None:
-            return float(self.autoencoder.error(frame[None])[0])
+            return float(self.autoencoder.error(self._summed(frame)[None])[0])
         self.frames.append(frame)
         if len(self.frames) == USUAL:
-            self.autoencoder, self.frames = Autoencoder(np.array(self.frames)), []
+            self.skew = _usual_skew(np.concatenate(self.frames))
+            self.autoencoder = Autoencoder(np.array([self._summed(of) for of in self.frames]))
+            self.frames = []
         return None
+
+    def _summed(self, frame: Float64) -> Float64:
+        """(SIZE,) by class, how far decisions are off and how far apart ranks are, in deviations of a sum of as many.
+        What did not run is as usual."""
+        place, of = frame[:, 0].astype(np.int64), frame[:, 1].astype(np.int64)
+        seen = place < self.skew.shape[1]
+        usual, spread = self.skew[:, place[seen]]
+        apart = np.zeros(len(frame))
+        apart[seen] = np.clip((frame[seen, 3] - usual) / spread, -_FAR, _FAR)
+        sums = [np.bincount(of, x, CLASSES) for x in (frame[:, 2], apart)]
+        return np.concatenate(sums) / np.sqrt(np.maximum(np.tile(np.bincount(of, minlength=CLASSES), 2), 1))
+
+
+def _usual_skew(decisions: Float64) -> Float64:
+    """``_Usual.skew`` by decisions (D, 4)."""
+    place = decisions[:, 0].astype(np.int64)
+    out = np.zeros((2, int(place.max()) + 1))
+    out[1] = np.inf
+    for key in np.unique(place).tolist():
+        skew = decisions[place == key, 3]
+        middle = np.median(skew)
+        if len(skew) >= _SEEN:
+            out[:, key] = middle, max(_LEAST_SKEW, np.median(np.abs(skew - middle)) / _MAD)
+    return out
 
 
 class Watch:
@@ -101,14 +147,13 @@ class Watch:
         self._series: Final = {name: Cusum(arl0, _BATCH) for name in SERIES}
         self._numbers = np.zeros(0, np.int64)
         self._usual: list[_Usual] = []
-        # (K,) communicator and class of each key, and (G,) the decisions that a frame takes.
-        self._row = self._class = np.zeros(0, np.int64)
-        self._takes = np.zeros(0)
+        # (K,) communicator of each key, its place among the keys of that, and its class.
+        self._row = self._place = self._class = np.zeros(0, np.int64)
 
     def know(self, group: Int64, nbytes: Int64) -> None:
         """All keys (K,) that there are by now: the number of each one's communicator, and its bytes. Communicators
         without keys are forgotten."""
-        numbers, row, keys = np.unique(group, return_inverse=True, return_counts=True)
+        numbers, row = np.unique(group, return_inverse=True)
         stays, new = np.isin(self._numbers, numbers), numbers[~np.isin(numbers, self._numbers)]
         self._numbers = np.append(self._numbers[stays], new)
         self._usual = [*itertools.compress(self._usual, stays), *(_Usual() for _ in new)]
@@ -116,29 +161,34 @@ class Watch:
             series.keep(stays)
             series.grow(len(new))
         # Numbers are ascending in ``numbers``, and in the order in which they came in ``_numbers``.
-        at = np.argsort(self._numbers)
-        self._row, self._takes = at[row], np.maximum(_DECISIONS, _OF_KEYS * keys)[np.argsort(at)]
-        self._class = _classes(self._row, nbytes)
+        self._row = np.argsort(self._numbers)[row]
+        self._class = np.digitize(nbytes, EDGES)
+        # Keys come behind those that are there, and go with their communicator: places stay.
+        order = np.argsort(self._row, kind="stable")
+        self._place = np.empty(len(row), np.int64)
+        self._place[order] = np.arange(len(row)) - np.searchsorted(self._row[order], self._row[order])
 
     def add(self, rows: Int64, off: Float64, skew: Float64) -> Bool:
         """Decisions (R,) of different keys that exploit: by how many standard errors each is off from what was known,
-        and the log of the slowest rank's time over the fastest's. (K,) whether a key's communicator has an alarm.
+        and the log of the slowest rank's time over the fastest's. (K,) keys of a frame that has raised an alarm.
         """
-        alarm = np.zeros(len(self._numbers), np.bool_)
-        decisions = np.stack([self._class[rows], np.clip(off, -_FAR, _FAR), skew], -1)
+        alarm = np.zeros(len(self._row), np.bool_)
+        decisions = np.stack([self._place[rows], self._class[rows], np.clip(off, -_FAR, _FAR), skew], -1)
+        frames: dict[int, Float64] = {}
         said: dict[str, dict[int, float]] = {name: {} for name in SERIES}
-        for at in np.unique(self._row[rows]).tolist():
+        for at, decision in zip(self._row[rows].tolist(), decisions, strict=True):
             usual = self._usual[at]
-            usual.open.extend(decisions[self._row[rows] == at])
-            if len(usual.open) >= self._takes[at]:
-                frame, usual.open = np.array(usual.open), []
-                said["congestion"][at] = float(frame[:, 1].mean())
-                if (error := usual.error(_frame(frame))) is not None:
+            if (frame := usual.add(decision)) is not None:
+                frames[at] = frame
+                said["congestion"][at] = float(frame[:, 2].sum() / np.sqrt(len(frame)))
+                if (error := usual.error(frame)) is not None:
                     said["reconstruction"][at] = error
         for name, by in said.items():
             of = np.array(list(by), np.int64)
-            alarm[of] |= self._series[name].update(of, np.ones(len(of), np.int64), np.array(list(by.values()))) >= 0
-        return np.asarray(alarm[self._row])
+            raised = self._series[name].update(of, np.ones(len(of), np.int64), np.array(list(by.values()))) >= 0
+            for at in of[raised].tolist():
+                alarm |= (self._row == at) & np.isin(self._place, frames[at][:, 0])
+        return alarm
 
     def forget(self, rows: Int64) -> None:
         """What is usual on the communicators of these keys is learned anew."""
@@ -153,21 +203,3 @@ class Watch:
         usual."""
         at = np.flatnonzero(self._numbers == number)
         return {name: float(series.score[at].max(initial=0.0)) for name, series in self._series.items()}
-
-
-def _frame(decisions: Float64) -> Float64:
-    """(SIZE,) of decisions (D, 3), see ``Watch.add``: by class, the sum of what is off in units of its deviation, and
-    the mean skew."""
-    place = decisions[:, 0].astype(np.int64)
-    off, skew = (np.bincount(place, decisions[:, i], CLASSES) for i in (1, 2))
-    count = np.maximum(np.bincount(place, minlength=CLASSES), 1)
-    return np.concatenate([off / np.sqrt(count), skew / count])
-
-
-def _classes(row: Int64, nbytes: Int64) -> Int64:
-    """(K,) the class of each key's messages among those of its communicator ``row``: 0 for the smallest."""
-    order = np.lexsort((nbytes, row))
-    first = np.searchsorted(row[order], row)
-    rank = np.empty(len(row), np.int64)
-    rank[order] = np.arange(len(row))
-    return np.asarray((rank - first) * CLASSES // np.bincount(row)[row]) if len(row) else rank

@@ -457,8 +457,9 @@ def test_a_state_that_is_damaged_or_made_by_others_is_refused_and_never_run(raw:
         Run(store)
 
 
+@pytest.mark.parametrize("checked", [False, True])
 @pytest.mark.parametrize("keep", [False, True])
-def test_at_the_end_only_what_is_exploited_may_stay(keep: bool) -> None:
+def test_at_the_end_only_what_is_exploited_may_stay(keep: bool, checked: bool) -> None:
     run = Run().join()
     run.us[KEY][RING.flat] = 80.0
     run.until(Phase.EXPLOIT)
@@ -467,6 +468,8 @@ def test_at_the_end_only_what_is_exploited_may_stay(keep: bool) -> None:
         run.epoch(wants=TREE)
     run.epoch(wants=TREE)
     assert run.its.in_force == {KEY: RING.flat, OTHER: TREE.flat}, "one exploits, one is being tried"
+    if checked:  # what it had exploited is what its check began with
+        run.core.loop._check(np.flatnonzero(run.core.loop.phase == Phase.EXPLOIT))
     before = run.context.version
     run.core.release(keep=keep)
     assert run.context.release

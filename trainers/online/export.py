@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dynamiccl_ray.actions import OWN_ACTION, action_parts
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.arrays import Float64, Int64
-from dynamiccl_ray.control.loop import Loop, Phase
+from dynamiccl_ray.control.loop import Loop
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.keys import N_BINS, N_KEYS
@@ -78,10 +78,11 @@ def export_run(run: Path, *, everything: bool = False, any_name: bool = False, b
 
 def _learned(loop: Loop, comm: Communicator, everything: bool) -> tuple[_Learned, int]:
     """And how many keys are left out."""
-    exploits = loop.phase[comm.rows] == Phase.EXPLOIT
+    exploited = loop.exploited()[comm.rows]
+    exploits = exploited >= 0
     in_force = np.array([comm.in_force.get(key, OWN_ACTION) for key in comm.keys.tolist()], np.int64)
     taken = exploits | everything
-    chosen = np.where(exploits, loop.wanted[comm.rows], np.where(taken, in_force, OWN_ACTION))
+    chosen = np.where(exploits, exploited, np.where(taken, in_force, OWN_ACTION))
     actions, samples = np.full(N_KEYS, OWN_ACTION), np.zeros(N_KEYS)
     actions[comm.keys] = chosen
     # One more, so that what is taken goes before what is not, whatever was measured.

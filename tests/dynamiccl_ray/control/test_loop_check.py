@@ -45,6 +45,23 @@ def _checked(loop: Loop, times: Times, sigma: float = 0.01) -> list[Drift]:
     return drifts
 
 
+def test_a_key_that_is_checked_still_has_what_it_exploited() -> None:
+    loop = exploiting(some_keys(3), rows=[0, 1])
+    assert loop.exploited().tolist() == [pair(1), pair(1), -1]
+    _alarm(loop, _slower(0.2))
+    play(loop, 1, _slower(0.2), sigma=0.01, rows=[0])
+    assert loop.wanted[0] == OWN_ACTION, "the check is at another action"
+    assert loop.exploited().tolist() == [pair(1), pair(1), -1]
+    loop.shift(np.array([0]))
+    assert loop.exploited().tolist() == [-1, pair(1), -1]
+    assert loop.settled[0] == pair(1)
+    # One that is checked before it has compared has exploited nothing.
+    loop = loop_of(some_keys(1))
+    play(loop, 2, network(), drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    loop._check(np.array([0]))
+    assert loop.exploited().tolist() == [-1]
+
+
 @pytest.mark.parametrize("by", [0.2, -0.2])
 def test_where_all_actions_take_longer_alike_the_choice_stands_and_nothing_is_learned(by: float) -> None:
     loop = exploiting(some_keys(2))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from looped import exploiting, pair, play, some_keys
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
 from dynamiccl_ray.control.loop import Measured, Phase
 from dynamiccl_ray.control.watch import CLASSES, SIZE, USUAL, Autoencoder, Watch
-from tests.looped import exploiting, pair, play, some_keys
 
 Float64 = NDArray[np.float64]
 KEYS = 12
+SIZES = 16384 << np.arange(KEYS)
+"""Of all classes."""
 
 
 def _watch(communicators: int, arl0: float = 1e6) -> Watch:
     watch = Watch(arl0)
     group = np.repeat(np.arange(communicators), KEYS)
-    watch.know(group, np.tile(1 << np.arange(KEYS), communicators))
+    watch.know(group, np.tile(SIZES, communicators))
     return watch
 
 
@@ -47,13 +49,13 @@ def test_while_nothing_changes_there_is_hardly_an_alarm(kind: str) -> None:
     rng, communicators, rounds = np.random.default_rng(3), 60, 250
     off = _noise(kind, rng, communicators * KEYS, rounds)
     alarms = _alarms(_watch(communicators), off, 0.05 + 0.02 * _noise("common", rng, communicators * KEYS, rounds))
-    # 120,000 collectives of a key of each communicator, at one in a million.
+    # 2,000 collectives of each key, 120,000 of one over all communicators, at one in a million.
     assert np.count_nonzero(alarms >= 0) <= 1
 
 
 def test_a_change_that_is_small_for_every_key_is_found_in_all_of_them() -> None:
     rng, known = np.random.default_rng(4), 80
-    off = _noise("independent", rng, 40 * KEYS, known + 12)
+    off = _noise("independent", rng, 40 * KEYS, known + 16)
     off[:, known:] += 1.2
     alarms = _alarms(_watch(40), off, np.zeros_like(off))
     assert np.mean(alarms >= known) >= 0.95
@@ -86,7 +88,7 @@ def test_what_usually_moves_together_is_the_code_and_what_is_chance_is_none() ->
 
 def test_communicators_come_and_go_and_each_keeps_what_is_its_own() -> None:
     watch, rng = Watch(1e6), np.random.default_rng(7)
-    watch.know(np.array([5] * KEYS), 1 << np.arange(KEYS))
+    watch.know(np.array([5] * KEYS), SIZES)
     assert watch.scores(9) == {"reconstruction": 0.0, "congestion": 0.0}
     for _ in range(2 * USUAL):
         watch.add(np.arange(KEYS), rng.standard_normal(KEYS), np.zeros(KEYS))
@@ -94,17 +96,59 @@ def test_communicators_come_and_go_and_each_keeps_what_is_its_own() -> None:
     assert min(before.values()) > 0
     # A communicator with a smaller number comes, its keys are in between, and the first one gets another key.
     group = np.array([2] + [5] * KEYS + [2, 5])
-    watch.know(group, 1 << np.arange(len(group)))
+    watch.know(group, 16384 << np.arange(len(group)))
     assert watch.scores(5) == before
     assert watch.scores(2) == {"reconstruction": 0.0, "congestion": 0.0}
-    mine = np.flatnonzero(group == 2)
-    for _ in range(8):
-        watch.add(np.repeat(mine, 1), np.full(2, 9.0), np.zeros(2))
+    for _ in range(120):
+        watch.add(np.flatnonzero(group == 2), rng.standard_normal(2), np.zeros(2))
     assert watch.scores(5) == before
-    watch.know(group[group == 5], 1 << np.arange(KEYS + 1))
+    assert watch.scores(2)["congestion"] > 0
+    watch.know(group[group == 5], 16384 << np.arange(KEYS + 1))
     assert watch.scores(5) == before
     watch.forget(np.array([0]))
     assert watch.scores(5) == {"reconstruction": 0.0, "congestion": 0.0}
+
+
+@pytest.mark.parametrize("left", [slice(None, 8), slice(4, None), slice(None, None, 3)])
+def test_keys_that_stop_running_are_no_change(left: slice) -> None:
+    """Whichever sizes they are of; and they come back."""
+    rng, communicators = np.random.default_rng(9), 40
+    watch, raised = _watch(communicators), 0
+    every = np.arange(communicators * KEYS)
+    some = every.reshape(communicators, KEYS)[:, left].ravel()
+    for round_ in range(160):
+        rows = some if 60 <= round_ < 110 else every
+        # Ranks come further apart for larger messages.
+        skew = 0.02 * (rows % KEYS) + 0.01 * rng.standard_normal(len(rows))
+        raised += int(watch.add(rows, rng.standard_normal(len(rows)), skew).any())
+    assert raised == 0
+
+
+def test_how_decisions_are_grouped_into_calls_changes_nothing() -> None:
+    rng, rounds = np.random.default_rng(10), 200
+    off, skew = rng.standard_normal((rounds, KEYS)), 0.05 + 0.02 * rng.standard_normal((rounds, KEYS))
+    off[150:] += 2.0
+    whole, single, uneven = _watch(1), _watch(1), _watch(1)
+    alarms: list[list[int]] = [[], [], []]
+    for at, (now, apart) in enumerate(zip(off, skew, strict=True)):
+        parts = [[np.arange(KEYS)], np.arange(KEYS)[:, None], np.split(np.arange(KEYS), [1 + at % (KEYS - 1)])]
+        for watch, of, raised in zip((whole, single, uneven), parts, alarms, strict=True):
+            fed = [bool(watch.add(rows, now[rows], apart[rows]).any()) for rows in of]
+            raised += [at] * any(fed)
+        assert whole.scores(0) == single.scores(0) == uneven.scores(0)
+    assert alarms[0] == alarms[1] == alarms[2]
+    assert alarms[0]
+    assert alarms[0][0] >= 150
+
+
+def test_only_keys_that_run_are_checked() -> None:
+    watch, rng = _watch(1), np.random.default_rng(11)
+    for _ in range(60):
+        watch.add(np.arange(KEYS), rng.standard_normal(KEYS), np.zeros(KEYS))
+    raised = np.zeros(KEYS, np.bool_)
+    for _ in range(20):
+        raised |= watch.add(np.arange(10), 4 + rng.standard_normal(10), np.zeros(10))
+    assert raised.tolist() == [True] * 10 + [False] * 2
 
 
 def test_keys_that_exploit_are_checked_where_only_their_ranks_came_apart() -> None:

@@ -24,7 +24,7 @@ MANY = Action(pair=pair_index(Algorithm.TREE, Protocol.LL), channels=8).flat
 EXPLOIT, LEARN, CHECK = Phase.EXPLOIT, Phase.LEARN, Phase.CHECK
 
 Keys = list[tuple[Phase, int, int, int]]
-"""Phase, wanted, in force, samples of what is wanted."""
+"""Phase, what is wanted or was until the check, in force, samples of both."""
 
 
 @pytest.fixture
@@ -36,10 +36,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
         samples = np.zeros((len(rows), N_ACTIONS))
         for row, (_, wanted, in_force, n) in enumerate(rows):
             samples[row, [wanted, in_force]] = n
-        loop = SimpleNamespace(
-            phase=np.array([row[0] for row in rows]), wanted=np.array([row[1] for row in rows]),
-            evidence=SimpleNamespace(samples=samples),
-        )  # fmt: skip
+        exploited = np.array([wanted if phase in (EXPLOIT, CHECK) else -1 for phase, wanted, *_ in rows])
+        loop = SimpleNamespace(exploited=lambda: exploited, evidence=SimpleNamespace(samples=samples))
         made, first = {}, 0
         for number, (changes, keys) in enumerate(comms):
             about = {"ranks": 8, "nodes": 2, "name": "", "off": "", "max_channels": 16} | changes
@@ -65,11 +63,12 @@ def said(exported: export.Exported) -> list[dict[int, str]]:
 
 
 def test_only_what_is_settled_is_exported_and_all_on_demand(run: Any) -> None:
-    keys = [(EXPLOIT, RING, 0, 5), (LEARN, TREE, RING, 5), (CHECK, TREE, TREE, 5), (EXPLOIT, 0, 0, 5)]
+    keys = [(EXPLOIT, RING, 0, 5), (LEARN, TREE, RING, 5), (CHECK, TREE, RING, 5), (EXPLOIT, 0, 0, 5)]
     exported = export.export_run(run(({}, keys)))
-    assert said(exported) == [{0: "ring/ll 4ch"}], "also where the run has given its ranks back to NCCL"
+    settled = {0: "ring/ll 4ch", 2: "tree/ll chunk 64KiB"}
+    assert said(exported) == [settled], "also where the run has given its ranks back to NCCL"
     assert exported.warnings == [
-        "communicator 0000000000000000: 2 keys had not settled and are left to NCCL; --all takes them, too"
+        "communicator 0000000000000000: 1 keys had not settled and are left to NCCL; --all takes them, too"
     ]
     exported = export.export_run(run(({}, keys)), everything=True)
     assert said(exported) == [{0: "ring/ll 4ch", 1: "ring/ll 4ch", 2: "tree/ll chunk 64KiB"}]

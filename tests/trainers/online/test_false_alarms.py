@@ -46,22 +46,39 @@ EPOCHS = [
     _epoch(3, (KEY, "best", 8, 50.0)),
     _epoch(4, (KEY, "checked", 8, 500.0)),
 ]
+TOOK = 8 * 90 + 100 + 8 * 50 + 300 + 2 * 50 + 2 * 70 + 8 * 50
 
 
-def test_a_check_costs_what_it_took_above_what_had_been_exploited() -> None:
+def test_a_check_costs_what_it_took_above_what_is_exploited() -> None:
     said = false_alarms([_alarm(2), _alarm(4, anew=True)], EPOCHS, [EVENT])
     assert (said["checks"], said["anew"]) == (1, 0)
     # What was drawn before the key exploited is no alarm's; nor is what other keys drew.
-    took = 8 * 90 + 100 + 8 * 50 + 300 + 2 * 50 + 2 * 70 + 8 * 50
-    assert said["cost_percent"] == pytest.approx(100 * 40 / (took - 40))
+    assert said["cost_percent"] == pytest.approx(100 * 40 / (TOOK - 40))
 
 
-def test_a_check_before_a_key_has_exploited_is_compared_with_what_it_exploits_later() -> None:
-    early = [_epoch(0, (KEY, "drawn", 8, 90.0), (KEY, "checked", 2, 60.0)), *EPOCHS[1:]]
-    said = false_alarms([_alarm(0)], early, [EVENT])
-    took = 8 * 90 + 2 * 60 + 8 * 50 + 300 + 2 * 50 + 2 * 70 + 8 * 50
-    assert said["cost_percent"] == pytest.approx(100 * 60 / (took - 60))
-    assert false_alarms([_alarm(0)], early[:1], [])["cost_percent"] == 0, "nothing to compare with"
+def test_a_key_that_learns_anew_costs_until_it_exploits_again() -> None:
+    anew = [*EPOCHS[:3], _epoch(3, (KEY, "own choice", 4, 60.0)), _epoch(4, (KEY, "drawn", 4, 80.0))]
+    anew += [_epoch(5, (KEY, "best", 8, 50.0)), _epoch(6, (KEY, "compared", 8, 70.0))]
+    said = false_alarms([_alarm(2, anew=True)], anew, [])
+    took = TOOK - 400 + 4 * 60 + 4 * 80 + 8 * 50 + 8 * 70
+    assert said["cost_percent"] == pytest.approx(100 * 200 / (took - 200))
+
+
+def test_a_check_of_a_key_that_still_compares_costs_nothing_but_itself() -> None:
+    early = [
+        _epoch(0),
+        _epoch(1, (KEY, "drawn", 8, 90.0), (KEY, "checked", 2, 60.0)),
+        _epoch(2, (KEY, "compared", 8, 70.0)),
+    ]
+    said = false_alarms([_alarm(1)], [*early, _epoch(3, (KEY, "best", 8, 50.0))], [EVENT])
+    took = 8 * 90 + 2 * 60 + 8 * 70 + 8 * 50
+    assert said["cost_percent"] == pytest.approx(100 * 20 / (took - 20))
+    assert false_alarms([_alarm(1)], early, [])["cost_percent"] is None, "nothing to compare with"
+
+
+def test_what_it_cost_is_not_known_where_the_epochs_of_an_alarm_are_gone() -> None:
+    said = false_alarms([_alarm(2)], EPOCHS[3:], [])
+    assert said == {"checks": 1, "anew": 0, "cost_percent": None}
 
 
 def test_without_an_event_every_alarm_is_false_and_without_an_alarm_there_is_no_cost() -> None:
