@@ -29,7 +29,7 @@ train: $(VENV)/ready
 	$(BIN)/dynamiccl train experiments/curricula/default.yaml --out runs/default
 
 test: $(VENV)/ready
-	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -n 2 --dist loadfile
+	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-all: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -m ""

@@ -22,6 +22,11 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any-machine")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that mostly wait, for Ray and for ranks, come first: none of them is what one worker is left with."""
+    items.sort(key=lambda item: not {"actors", "trainers"} & set(item.path.parts))
+
+
 @pytest.fixture
 def job() -> Iterator[str]:
     """A job id of its own; its segments must be gone or stale afterwards."""
