@@ -14,13 +14,14 @@ from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.config.control import Control, Explore, Trigger
 from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Keys, Loop, Measured, salt_of
+from dynamiccl_ray.control.watch import OWN_SHARE
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.simulation.rewards import StreamRewards
 from dynamiccl_ray.simulation.scenario import Scenario
 
-# Nothing drifts within an episode, and all of it is drawn.
-_NO_ALARMS: Final = Trigger(arl0=1e100)
+# Nothing drifts within an episode, and all of it is drawn: a key's own detector has no alarm in 1e100 samples.
+_NO_ALARMS: Final = Trigger(arl0=OWN_SHARE * 1e100)
 _NO_LIMIT: Final = Explore(max_regret=1)
 _AS_GOOD: Final = 0.002
 # A decision is measured by up to so many times the collectives that it takes, by factors of 2: runs differ in how busy

@@ -14,6 +14,7 @@ from dynamiccl_ray.agent.observation import Context, Topology, part
 from dynamiccl_ray.agent.reward import COSTS, Reward
 from dynamiccl_ray.arrays import Float32
 from dynamiccl_ray.config.control import Control, Learning
+from dynamiccl_ray.control.trigger import threshold
 from dynamiccl_ray.fabric.load import Load
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
@@ -192,6 +193,13 @@ def test_the_same_seed_is_the_same_episode() -> None:
     first, again, other = (_play(_three(seed)) for seed in (3, 3, 4))
     assert all((a == b).all() for a, b in zip(first, again, strict=True))
     assert not (first[1] == other[1]).all()
+
+
+def test_scores_are_over_the_threshold_that_the_policy_that_ships_was_trained_with() -> None:
+    """They are in what it sees, and ``make train`` is to give its weights again."""
+    loop = _three().loop
+    assert loop.cusum.h == threshold(1e100)
+    assert not loop.cusum.watches
 
 
 def test_a_second_episode_leaves_the_actions_of_the_first_alone() -> None:
