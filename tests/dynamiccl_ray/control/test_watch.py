@@ -172,3 +172,17 @@ def test_nothing_is_watched_where_nothing_can_be_an_alarm() -> None:
     loop = exploiting(some_keys(KEYS), trigger=1e100)
     play(loop, 40, lambda row, action: 2.9, sigma=0.01)
     assert loop.watch.scores(0) == {"reconstruction": 0.0, "congestion": 0.0}
+
+
+@pytest.mark.parametrize("after", ["a shift", "a check"])
+def test_what_is_usual_is_learned_anew_after(after: str) -> None:
+    loop = exploiting(some_keys(KEYS), compare_samples=8)
+    play(loop, 60, lambda row, action: 2.9 if action == pair(1) else 3.0, sigma=0.01)
+    assert min(loop.watch.scores(0).values()) > 0
+    if after == "a shift":
+        loop.shift(np.array([0]))
+    else:
+        loop._check(np.array([0]))
+        while loop.phase[0] == Phase.CHECK:
+            play(loop, 1, lambda row, action: 2.9 if action == pair(1) else 3.0, sigma=0.01)
+    assert loop.watch.scores(0) == {"reconstruction": 0.0, "congestion": 0.0}
