@@ -39,6 +39,9 @@ FLAGS = (
     *("-fsanitize=fuzzer,address,undefined", "-fno-sanitize-recover=all", "-fno-sanitize-coverage=trace-cmp"),
 )
 LONGEST_INPUT = 256
+# libFuzzer's limit is of the most memory its process ever had, and Linux counts there what the process had before exec:
+# of a child that Python starts by vfork, Python's own. What a shell forks begins with nothing.
+FORKED = ("/bin/sh", "-c", '"$@"; exit $?', "sh")
 SAID = re.compile(r"#(\d+)\s+(\w+)\s+cov: (\d+)")
 
 
@@ -101,6 +104,7 @@ def run(binary: Path, runs: int, seed: int, say: Callable[[str], None]) -> Outco
     target = binary.name
     found, corpus = _folders(binary)
     command = [
+        *FORKED,
         str(binary),
         f"-runs={runs}",
         f"-seed={seed}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,13 @@ def test_a_fault_is_found(tmp_path: Path) -> None:
     outcome = targets.run(targets.build(COMPILER, "runner_words", tmp_path, native), RUNS, 1, lambda line: None)
     assert "out of bounds" in outcome.failed
     assert next(tmp_path.glob("runner_words-crash-*"), None), "the input is kept"
+
+
+def test_the_memory_of_who_starts_it_is_not_its_own(tmp_path: Path) -> None:
+    """Python counts for its child's limit where it starts it itself, and pytest may be larger than that."""
+    assert COMPILER is not None
+    binary = targets.build(COMPILER, "table", tmp_path)
+    large = "import sys, pathlib, targets; bytes(1) * (2100 << 20); "
+    run = "print(targets.run(pathlib.Path(sys.argv[1]), 50_000, 1, lambda line: None).failed)"
+    done = subprocess.run([sys.executable, "-c", large + run, binary], cwd=HERE, capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
