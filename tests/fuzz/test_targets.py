@@ -50,5 +50,7 @@ def test_the_memory_of_who_starts_it_is_not_its_own(tmp_path: Path) -> None:
     binary = targets.build(COMPILER, "table", tmp_path)
     large = "import sys, pathlib, targets; bytes(1) * (2100 << 20); "
     run = "print(targets.run(pathlib.Path(sys.argv[1]), 50_000, 1, lambda line: None).failed)"
-    done = subprocess.run([sys.executable, "-c", large + run, binary], cwd=HERE, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", large + run, binary], cwd=HERE, capture_output=True, text=True, check=True
+    )
     assert done.stdout == "\n"

@@ -51,7 +51,7 @@ def ppo_config(
         entropy=[[0, ppo.entropy], [ppo.entropy_rounds, ppo.entropy_end]],
         model={
             "policy": None if experiment.policy is None else str(experiment.policy),
-            "max_seq_len": experiment.epochs.per_round,
+            "max_seq_len": experiment.control.learning.sequence,
         },
         seed=experiment.seed,
     )

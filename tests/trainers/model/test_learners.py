@@ -13,6 +13,7 @@ from small import small_experiment
 
 from dynamiccl_ray.actors.plan import Plan
 from dynamiccl_ray.actors.runner import SPACES
+from dynamiccl_ray.actors.streams import _Decision, _Stream
 from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.plugin_bridge.nccl_job import FREE_RUNNING, agreement_violations
 from dynamiccl_ray.plugin_bridge.played import play
@@ -33,6 +34,22 @@ def test_a_restored_learner_has_the_entropy_coefficient_that_it_was_saved_with(j
     assert entropy(restored) == np.float32(0.1)
     restored.set_state(learner.get_state())
     assert entropy(restored) == entropy(learner)
+
+
+def test_what_an_update_computes_does_not_grow_with_the_epochs_of_a_round(job: str, monkeypatch: Any) -> None:
+    """RLlib pads every episode to the longest that there may be: 32 decisions, however long a round is."""
+    experiment = small_experiment(job, epochs={"per_round": 10_000}, ppo={"epochs": 1})
+    learner = ppo_config(experiment, coordination=lambda: None).build_learner(spaces=SPACES)  # type: ignore[arg-type, return-value]
+    net, shapes = learner.module[DEFAULT_MODULE_ID].net, []
+    features = net.features
+    monkeypatch.setattr(net, "features", lambda obs, state: (shapes.append(obs.shape[:2]), features(obs, state))[1])
+    stream = _Stream(of={"comm": 0, "key": 0, "ordinal": 0}, observations=[np.zeros(SIZE, np.float32)])
+    initial = {name: h.numpy() for name, h in net.initial_state().items()}
+    for ordinal in range(3):
+        stream.open = _Decision(ordinal, np.zeros(3, np.int64), -1.0, initial)
+        assert stream.judge(ordinal + 1, 0.1, np.zeros(SIZE, np.float32))
+    learner.update(episodes=[stream.episode()], timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: 0}, num_epochs=1)
+    assert set(shapes) == {(1, 32)}
 
 
 def test_two_learners_update_from_a_live_job_and_stay_one_policy(tmp_path: Path, job: str) -> None:
