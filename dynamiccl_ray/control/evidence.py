@@ -315,6 +315,17 @@ class Evidence:
             best[of] &= near | (own_is_off & (expected < of_least))
         return np.asarray(best)
 
+    def fast_with_a_chunk(self, allowed: Bool, said: Estimates) -> Bool:
+        """(R, N_PAIRS) of what is ``allowed`` (R, N_PAIRS, N_CHUNKS), pairs that are expected to be faster with one of
+        their chunks than anything that is known well. What channels say is with NCCL's own chunk: where that is far
+        from the best, it says nothing of the pair.
+        """
+        (chunks, of_chunks), (time, sure) = said.chunks, said.channels
+        known = np.where(deviation(sure) <= _KNOWN_WELL, time, np.inf)
+        known[:, OWN_PAIR, 0] = 0.0
+        fastest = np.where(allowed & (of_chunks > 0), chunks, np.inf).min(-1)
+        return np.asarray(fastest < known.min((1, 2))[:, None])
+
     # -- durability --
 
     def state(self) -> dict[str, Any]:

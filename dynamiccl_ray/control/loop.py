@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
 from dynamiccl_ray.control import check
@@ -35,6 +35,7 @@ from dynamiccl_ray.control.state import Phase, State
 from dynamiccl_ray.control.trigger import BATCH
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
 from dynamiccl_ray.control.view import view
+from dynamiccl_ray.knobs import N_PAIRS
 
 __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "Verdicts", "salt_of"]
 
@@ -326,6 +327,8 @@ class Loop(State):
         self.misled[rows[seen]] |= said.earlier_error > _MISLEADING
         worth = any_along(allowed, -1)
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
+        pairs = any_along(worth, -1)
+        pairs[seen] |= self.evidence.fast_with_a_chunk(any_along(allowed[seen], -2), said)
         # A prior may be wrong about what nobody draws because of it: the last draws are free. But what an earlier run
         # has measured itself is known, as long as that run is right.
         last = done[seen] >= _TRUSTED * draws[seen]
@@ -335,9 +338,11 @@ class Loop(State):
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)
+        chunks = np.full((len(rows), N_PAIRS, N_CHUNKS), np.inf, np.float32)
+        chunks[seen] = np.where(said.chunks[1] > 0, said.chunks[0], np.inf)
         # A model of another cluster may be wrong about what NCCL takes for nearly the best.
         likely = (cost <= _LIKELY) & ~self.evidence.ran_earlier(rows)
-        fresh = (worth.any(-1) | likely) & draw[:, None] & ~contest.tried
+        fresh = (pairs | likely) & draw[:, None] & ~contest.tried
         unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
         return Due(
             row=rows,
@@ -349,7 +354,7 @@ class Loop(State):
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=untried(cost, fresh, unheard, wrong, allowed),
+            untried=untried(cost, fresh, unheard, wrong, allowed, chunks),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, observed, pair, play, some_keys
 
-from dynamiccl_ray.actions import N_CHUNKS, OWN_ACTION, flat_action
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.columns import nothing_expected
+from dynamiccl_ray.control.due import untried
 from dynamiccl_ray.control.loop import Due, Loop, Phase
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
 
@@ -375,3 +377,37 @@ def test_what_nccl_takes_for_nearly_the_best_is_tried_once_whatever_a_model_says
         )
         tried += int(loop.wanted[0] == pair(3))
     assert tried == times
+
+
+@pytest.mark.parametrize(
+    ("ahead", "forbidden", "action"),
+    [
+        (1.0, (), flat_action(1, 0, 1)),
+        (0.02, (), flat_action(1, 0, 0)),
+        (1.0, (0, 1), flat_action(1, 1, 1)),
+        (1.0, (slice(None), 1), flat_action(1, 0, 0)),
+        (0.02, (0, 0), flat_action(1, 0, 1)),
+    ],
+)
+def test_a_pair_is_tried_with_the_chunk_that_is_expected_to_be_its_best(
+    ahead: float, forbidden: Any, action: int
+) -> None:
+    pairs, none = np.zeros((1, N_PAIRS), np.bool_), np.zeros((1, N_PAIRS), np.bool_)
+    pairs[0, 1] = True
+    chunks = np.full((1, N_PAIRS, N_CHUNKS), np.inf, np.float32)
+    chunks[0, 1, :3] = 0.7, 0.7 - ahead, 0.8
+    allowed = np.ones((1, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
+    if forbidden:
+        allowed[(0, 1, *forbidden)] = False
+    cost, wrong = np.zeros((2, 1, N_PAIRS), np.float32)[0], np.zeros(1, np.float32)
+    assert untried(cost, pairs, none, wrong, allowed, chunks).tolist() == [action]
+
+
+@pytest.mark.parametrize(("with_the_chunk", "action"), [(-0.3, flat_action(3, 0, 1)), (0.7, -1)])
+def test_a_pair_that_a_model_rules_out_but_for_one_chunk_is_tried_with_that(with_the_chunk: float, action: int) -> None:
+    keys, prior = some_keys(1), nothing_expected(1)
+    keys.cost[0, 3] = 0.5
+    prior[0, 3], prior[0, 3, N_CHANNELS + 1] = 0.7, with_the_chunk
+    loop = loop_of(replace(keys, prior=prior), draws=20)
+    observed(loop, [0] * 4, 3.0)
+    assert loop.due().untried.tolist() == [action]
