@@ -10,10 +10,11 @@ import argparse
 import itertools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,14 @@ def jobs(random: bool, count: int, horizon: int, seed: int | None = None) -> dic
     }
 
 
+def _by_cluster(jobs: Sequence[Scenario], traces: Sequence[Any]) -> dict[str, float]:
+    """Regret of the jobs of each."""
+    names = dict.fromkeys(job.cluster for job in jobs)
+    return {
+        name: relative_regret([t for job, t in zip(jobs, traces, strict=True) if job.cluster == name]) for name in names
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
@@ -107,6 +116,7 @@ def main() -> None:
                 "regret": relative_regret(traces),
                 "interval": regret_interval(traces),
                 "median": float(np.median([relative_regret([job]) for job in traces])),
+                "by_cluster": _by_cluster(of, traces),
                 "jobs": len(of),
                 "runs": given.runs,
             }

@@ -16,8 +16,6 @@ from dynamiccl_ray.knobs import OWN_PAIR
 _BELIEVED: Final = 1.0
 # And by how much it may have been wrong about others before that counts.
 _WRONG: Final = 0.5
-# By how much, as a log, a chunk is expected to be faster than NCCL's own where a pair is tried with it.
-_AHEAD: Final = 0.05
 _OF_DUE: Final = ("row", "identity", "salt", "ordinal", "shifts", "draw", "fixed", "untried", "takes", "observation")
 
 
@@ -79,15 +77,12 @@ class Due:
         return wanted
 
 
-def untried(cost: Float32, pairs: Bool, unheard: Bool, wrong: Float32, allowed: Bool, chunks: Float32) -> Int64:
+def untried(cost: Float32, pairs: Bool, unheard: Bool, wrong: Float32, allowed: Bool, chunk: Int64) -> Int64:
     """(R,) flat action of that pair in which NCCL believes most by its ``cost`` (R, N_PAIRS), with NCCL's own channels
-    and the fastest chunk if that is ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS); -1 where there is none. Of the
-    ``pairs`` (R, N_PAIRS) those in which it believes at all; and where it was ``wrong`` (R,) by much about others,
-    those of the ``unheard`` (R, N_PAIRS), which nobody near has tried, in which it would believe if it were wrong by as
-    much.
-
-    ``chunks`` (R, N_PAIRS, N_CHUNKS) are log times of each pair's, infinity where nothing is known of one; NCCL's own
-    is taken where no other is ahead of it by ``_AHEAD``.
+    and the pair's ``chunk`` (R, N_PAIRS) if that is ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS); -1 where there is
+    none. Of the ``pairs`` (R, N_PAIRS) those in which it believes at all; and where it was ``wrong`` (R,) by much about
+    others, those of the ``unheard`` (R, N_PAIRS), which nobody near has tried, in which it would believe if it were
+    wrong by as much.
     """
     excused = np.where(wrong >= _WRONG, _BELIEVED + wrong, -np.inf)[:, None]
     believed = (pairs & (cost <= _BELIEVED)) | (unheard & (cost <= excused))
@@ -96,10 +91,8 @@ def untried(cost: Float32, pairs: Bool, unheard: Bool, wrong: Float32, allowed: 
     pair = np.where(believed, cost, np.inf).argmin(-1)
     at = np.arange(len(cost))
     of_pair = allowed[at, pair]
-    time = np.where(of_pair.any(-2), chunks[at, pair], np.inf)
-    chunk = time.argmin(-1)
-    # The first channels that may have this chunk; where it is not ahead, the first that may be, of all.
-    ahead = time[at, chunk] < time[at, 0] - _AHEAD
-    of_chunk = of_pair & (~ahead[:, None, None] | (np.arange(N_CHUNKS) == chunk[:, None])[:, None])
-    channels, chunk = np.divmod(of_chunk.reshape(len(cost), N_CHANNELS * N_CHUNKS).argmax(-1), N_CHUNKS)
-    return np.where(believed.any(-1), flat_action(pair, channels, chunk), -1)
+    # The first channels that may have this chunk, or else the first of all.
+    of_chunk = of_pair & (np.arange(N_CHUNKS) == chunk[at, pair][:, None])[:, None]
+    of_pair = np.where(of_chunk.any((1, 2))[:, None, None], of_chunk, of_pair)
+    channels, taken = np.divmod(of_pair.reshape(len(cost), N_CHANNELS * N_CHUNKS).argmax(-1), N_CHUNKS)
+    return np.where(believed.any(-1), flat_action(pair, channels, taken), -1)

@@ -39,6 +39,8 @@ _ROWS: Final[dict[str, tuple[tuple[int, ...], type, float]]] = {
 # With two, jobs that were described as another cluster lost a fifth more than with none (benchmarks/described.py).
 _KNOWN_WELL: Final = 0.1
 _BEHIND: Final = 3.0
+# By how much, as a log, a chunk is expected to be faster than NCCL's own where a pair is tried with it.
+_AHEAD: Final = 0.05
 _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
 
 
@@ -315,16 +317,22 @@ class Evidence:
             best[of] &= near | (own_is_off & (expected < of_least))
         return np.asarray(best)
 
-    def fast_with_a_chunk(self, allowed: Bool, said: Estimates) -> Bool:
-        """(R, N_PAIRS) of what is ``allowed`` (R, N_PAIRS, N_CHUNKS), pairs that are expected to be faster with one of
-        their chunks than anything that is known well. What channels say is with NCCL's own chunk: where that is far
-        from the best, it says nothing of the pair.
+    def with_its_chunk(self, rows: Int64, allowed: Bool, said: Estimates) -> tuple[Int64, Bool]:
+        """(R, N_PAIRS) the chunk with which a pair is to be tried, of what is ``allowed`` (R, N_PAIRS, N_CHUNKS); and
+        whether nobody has measured that, and the pair is expected to be faster with it than all that is known well.
+
+        NCCL's own is taken where no other is ahead of it by ``_AHEAD``. What channels say is with NCCL's own chunk:
+        where that is far from the best, it says nothing of the pair.
         """
         (chunks, of_chunks), (time, sure) = said.chunks, said.channels
+        expected = np.where(allowed & (of_chunks > 0), chunks, np.inf)
+        fastest = expected.argmin(-1)
+        least = np.take_along_axis(expected, fastest[..., None], -1)[..., 0]
+        chunk = np.where(least < expected[..., 0] - _AHEAD, fastest, 0)
         known = np.where(deviation(sure) <= _KNOWN_WELL, time, np.inf)
         known[:, OWN_PAIR, 0] = 0.0
-        fastest = np.where(allowed & (of_chunks > 0), chunks, np.inf).min(-1)
-        return np.asarray(fastest < known.min((1, 2))[:, None])
+        measured = np.take_along_axis(self.by_chunk[rows], chunk[..., None], -1)[..., 0] >= 1
+        return chunk, np.asarray((chunk > 0) & ~measured & (least < known.min((1, 2))[:, None]))
 
     # -- durability --
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
 from dynamiccl_ray.control import check
@@ -327,8 +327,8 @@ class Loop(State):
         self.misled[rows[seen]] |= said.earlier_error > _MISLEADING
         worth = any_along(allowed, -1)
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        pairs = any_along(worth, -1)
-        pairs[seen] |= self.evidence.fast_with_a_chunk(any_along(allowed[seen], -2), said)
+        chunk, promising = np.zeros((len(rows), N_PAIRS), np.int64), np.zeros((len(rows), N_PAIRS), np.bool_)
+        chunk[seen], promising[seen] = self.evidence.with_its_chunk(rows[seen], any_along(allowed[seen], -2), said)
         # A prior may be wrong about what nobody draws because of it: the last draws are free. But what an earlier run
         # has measured itself is known, as long as that run is right.
         last = done[seen] >= _TRUSTED * draws[seen]
@@ -338,11 +338,9 @@ class Loop(State):
         observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)
-        chunks = np.full((len(rows), N_PAIRS, N_CHUNKS), np.inf, np.float32)
-        chunks[seen] = np.where(said.chunks[1] > 0, said.chunks[0], np.inf)
         # A model of another cluster may be wrong about what NCCL takes for nearly the best.
         likely = (cost <= _LIKELY) & ~self.evidence.ran_earlier(rows)
-        fresh = (pairs | likely) & draw[:, None] & ~contest.tried
+        fresh = draw[:, None] & (promising | ((any_along(worth, -1) | likely) & ~contest.tried))
         unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
         return Due(
             row=rows,
@@ -354,7 +352,7 @@ class Loop(State):
             fixed=fixed,
             behind=contest.behind[draw[contest.behind[:, 0]]],
             known=contest.known,
-            untried=untried(cost, fresh, unheard, wrong, allowed, chunks),
+            untried=untried(cost, fresh, unheard, wrong, allowed, chunk),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),

@@ -294,21 +294,30 @@ def test_what_a_model_rules_out_cannot_be_the_best() -> None:
     assert not evidence.may_be_best(np.arange(2), allowed, said)[0, 3].any()
 
 
-def test_a_pair_that_is_slow_with_nccls_chunk_may_be_the_best_with_another() -> None:
+def test_a_pair_that_is_slow_with_nccls_chunk_is_to_be_tried_with_a_faster_one() -> None:
     """As rings on a cloud's TCP at 2 MB, where NCCL's own chunk takes 2.7 times as long as the best."""
     expected = nothing_expected(1)
-    expected[:, 1:4] = 0.7
+    expected[:, 1:5] = 0.7
     expected[:, 1, N_CHANNELS + 1], expected[:, 2, N_CHANNELS + 2] = -0.3, 0.1
+    expected[:, 3] = -0.2
+    expected[:, 3, N_CHANNELS + 1] = -0.24
     evidence = _store(1, expected)
     _measured(evidence, 0, OWN_ACTION, 8, 3.0, begin=True)
     row, allowed = np.array([0]), np.ones((1, N_PAIRS, N_CHUNKS), np.bool_)
-    said = evidence.estimates(row)
-    assert not evidence.may_be_best(row, np.ones((1, N_PAIRS, N_CHANNELS), np.bool_), said)[0, 1:4].any()
-    assert evidence.fast_with_a_chunk(allowed, said)[0].nonzero()[0].tolist() == [1]
-    _measured(evidence, 0, flat_action(1, 0, 1), 8, 4.0)
-    assert not evidence.fast_with_a_chunk(allowed, evidence.estimates(row)).any(), "that was tried"
+
+    def tried_with() -> tuple[list[int], list[int]]:
+        chunk, promising = evidence.with_its_chunk(row, allowed, evidence.estimates(row))
+        return chunk[0, :5].tolist(), promising[0].nonzero()[0].tolist()
+
+    assert not evidence.may_be_best(row, allowed[:, :, :N_CHANNELS], evidence.estimates(row))[0, [1, 2, 4]].any()
+    assert tried_with() == ([0, 1, 2, 0, 0], [1]), "the second is behind NCCL's own choice, the third's are alike"
     allowed[0, 1, 1] = False
-    assert not evidence.fast_with_a_chunk(allowed, said).any()
+    assert tried_with() == ([0, 0, 2, 0, 0], [])
+    allowed[0, 1, 1] = True
+    _measured(evidence, 0, flat_action(1, 3, 0), 8, 4.0)
+    assert tried_with() == ([0, 1, 2, 0, 0], [1]), "it was tried, but not with that chunk"
+    _measured(evidence, 0, flat_action(1, 0, 1), 8, 2.9)
+    assert tried_with()[1] == []
 
 
 def test_where_nccls_own_choice_is_off_what_is_expected_beside_the_best_may_be_better_still() -> None:

@@ -380,26 +380,24 @@ def test_what_nccl_takes_for_nearly_the_best_is_tried_once_whatever_a_model_says
 
 
 @pytest.mark.parametrize(
-    ("ahead", "forbidden", "action"),
+    ("chunk", "forbidden", "action"),
     [
-        (1.0, (), flat_action(1, 0, 1)),
-        (0.02, (), flat_action(1, 0, 0)),
-        (1.0, (0, 1), flat_action(1, 1, 1)),
-        (1.0, (slice(None), 1), flat_action(1, 0, 0)),
-        (0.02, (0, 0), flat_action(1, 0, 1)),
+        (0, (), flat_action(1, 0, 0)),
+        (2, (), flat_action(1, 0, 2)),
+        (2, (0, 2), flat_action(1, 1, 2)),
+        (2, (slice(None), 2), flat_action(1, 0, 0)),
+        (0, (0, 0), flat_action(1, 1, 0)),
     ],
 )
-def test_a_pair_is_tried_with_the_chunk_that_is_expected_to_be_its_best(
-    ahead: float, forbidden: Any, action: int
-) -> None:
-    pairs, none = np.zeros((1, N_PAIRS), np.bool_), np.zeros((1, N_PAIRS), np.bool_)
+def test_a_pair_is_tried_with_a_chunk_of_its_own(chunk: int, forbidden: Any, action: int) -> None:
+    pairs, none = np.zeros((2, 1, N_PAIRS), np.bool_)
     pairs[0, 1] = True
-    chunks = np.full((1, N_PAIRS, N_CHUNKS), np.inf, np.float32)
-    chunks[0, 1, :3] = 0.7, 0.7 - ahead, 0.8
     allowed = np.ones((1, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
     if forbidden:
         allowed[(0, 1, *forbidden)] = False
-    cost, wrong = np.zeros((2, 1, N_PAIRS), np.float32)[0], np.zeros(1, np.float32)
+    cost, wrong = np.zeros((1, N_PAIRS), np.float32), np.zeros(1, np.float32)
+    chunks = np.zeros((1, N_PAIRS), np.int64)
+    chunks[0, 1] = chunk
     assert untried(cost, pairs, none, wrong, allowed, chunks).tolist() == [action]
 
 
