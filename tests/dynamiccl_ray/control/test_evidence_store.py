@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 
 import hypothesis.strategies as st
@@ -301,6 +302,8 @@ def test_a_pair_that_is_slow_with_nccls_chunk_is_to_be_tried_with_a_faster_one()
     expected[:, 1, N_CHANNELS + 1], expected[:, 2, N_CHANNELS + 2] = -0.3, 0.1
     expected[:, 3] = -0.2
     expected[:, 3, N_CHANNELS + 1] = -0.24
+    # What is only expected to be faster still does not keep it from being tried.
+    expected[:, 6] = -0.5
     evidence = _store(1, expected)
     _measured(evidence, 0, OWN_ACTION, 8, 3.0, begin=True)
     row, allowed = np.array([0]), np.ones((1, N_PAIRS, N_CHUNKS), np.bool_)
@@ -316,8 +319,12 @@ def test_a_pair_that_is_slow_with_nccls_chunk_is_to_be_tried_with_a_faster_one()
     allowed[0, 1, 1] = True
     _measured(evidence, 0, flat_action(1, 3, 0), 8, 4.0)
     assert tried_with() == ([0, 1, 2, 0, 0], [1]), "it was tried, but not with that chunk"
+    known = copy.deepcopy(evidence)
     _measured(evidence, 0, flat_action(1, 0, 1), 8, 2.9)
     assert tried_with()[1] == []
+    evidence = known
+    _measured(evidence, 0, pair(5), 8, 2.5)
+    assert tried_with()[1] == [], "that is faster"
 
 
 def test_where_nccls_own_choice_is_off_what_is_expected_beside_the_best_may_be_better_still() -> None:

@@ -387,6 +387,7 @@ def test_what_nccl_takes_for_nearly_the_best_is_tried_once_whatever_a_model_says
         (2, (0, 2), flat_action(1, 1, 2)),
         (2, (slice(None), 2), flat_action(1, 0, 0)),
         (0, (0, 0), flat_action(1, 1, 0)),
+        (0, (slice(None), 0), flat_action(1, 0, 1)),
     ],
 )
 def test_a_pair_is_tried_with_a_chunk_of_its_own(chunk: int, forbidden: Any, action: int) -> None:
