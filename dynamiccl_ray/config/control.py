@@ -17,11 +17,11 @@ class Learning(Section):
 
     baseline_samples: Count = 4
     """That measure NCCL's own choice before anything is tried."""
-    draws: Count = 96
+    draws: Count = 64
     """Decisions that are drawn. The policy's certainty comes from a model, so what it holds likely is measured."""
     adapt_share: Annotated[float, Field(gt=0, le=1)] = 0.67
     """Of them, that are drawn after a trigger: what was known is a hint then."""
-    earlier_share: Annotated[float, Field(gt=0, le=1)] = 0.17
+    earlier_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Of them, that are drawn where an earlier run says something of a key; three times as many once it turns out
     wrong."""
     draw_samples: Count = 1

@@ -44,6 +44,7 @@ _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "turn": ((), np.int64, 0),
     "stood": ((), np.int64, 0),
     "calm_until": ((), np.int64, 0),
+    "asked": ((), np.int64, 0),
 }
 
 
@@ -63,6 +64,8 @@ class Checks:
     """(K,) checks in a row in which the choice stood."""
     calm_until: Int64
     """(K,) samples of the key, ever, until which alarms are not looked into."""
+    asked: Int64
+    """(K,) 1 where there was an alarm in that time."""
 
     def __init__(self) -> None:
         for name, (shape, kind, _) in _SHAPES.items():
@@ -131,9 +134,17 @@ class Checks:
         self.stood[rows] += 1
         self.calm_until[rows] = measured + _CALM * 2 ** np.minimum(self.stood[rows], _MOST_DOUBLINGS)
 
+    def heard(self, rows: Int64, measured: Int64, alarm: Bool) -> Bool:
+        """(R,) whether alarms (R,) of keys that have so many samples are looked into now. One that comes while a key is
+        left in peace waits until that is over."""
+        calm = measured < self.calm_until[rows]
+        waited = self.asked[rows] > 0
+        self.asked[rows] = calm & (waited | alarm)
+        return ~calm & (waited | alarm)
+
     def forget(self, rows: Int64) -> None:
         """These keys begin anew."""
-        self.stood[rows] = self.calm_until[rows] = 0
+        self.stood[rows] = self.calm_until[rows] = self.asked[rows] = 0
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint."""

@@ -42,7 +42,8 @@ class Due:
     known: Int64
     """(M, 2) the same of actions that were measured often."""
     untried: Int64
-    """(R,) a flat action of a pair that was not measured yet, and that NCCL believes in; -1 where there is none."""
+    """(R,) a flat action that was not measured yet: of a pair that was not, and that NCCL believes in, or else one that
+    promises to be the best; -1 where there is none."""
     takes: Int64
     """(R,) samples that the decision will take."""
     observation: Float32
@@ -64,8 +65,8 @@ class Due:
     def actions(self, drawn: Int64) -> Int64:
         """(R,) what is decided where the policy has drawn flat actions for those keys that it decides, in order.
 
-        A draw that would only repeat what is known goes to a pair that nobody has tried: however sure a policy is, it
-        may never have seen a machine like this one.
+        A draw that would only repeat what is known goes to what nobody has tried: however sure a policy is, it may
+        never have seen a machine like this one.
         """
         wanted = self.fixed.copy()
         wanted[self.draw] = drawn

@@ -41,6 +41,8 @@ _KNOWN_WELL: Final = 0.1
 _BEHIND: Final = 3.0
 # By how much, as a log, a chunk is expected to be faster than NCCL's own where a pair is tried with it.
 _AHEAD: Final = 0.05
+# What is said of an action's channels and chunk counts as said where neither is off by more than this.
+_SAID: Final = 0.2
 _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
 
 
@@ -57,21 +59,14 @@ class Estimates:
     priors: list[tuple[Float32, Float32]]
     """What each prior says, (R, N_PAIRS, N_CHANNELS + N_CHUNKS), NaN for nothing, and how far it is off, (R,)."""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Contest:
-    """Flat actions of R keys, by what was measured; NCCL's own choice where nothing was."""
-
-    best: Int64
-    """(R,) with the least mean time."""
-    least: Int64
-    """(R,) of what is not behind the best by two standard errors, what has the fewest samples."""
-    behind: Int64
-    """(N, 2) index into the R keys, and an action that is behind, or may not be chosen."""
-    known: Int64
-    """(M, 2) the same of actions that have so many samples that one more says little."""
-    tried: Bool
-    """(R, N_PAIRS) whether an action of the pair was measured."""
+    def of_actions(self, at: Int64) -> Float32:
+        """(A, N_ACTIONS) for A of the R keys: what the channels of an action say, and what its chunk adds to NCCL's
+        own; infinite where next to nothing is known of either."""
+        (time, sure), (by_chunk, of_chunk) = ((x[at] for x in pair) for pair in (self.channels, self.chunks))
+        known, chunks = deviation(sure) <= _SAID, deviation(of_chunk) <= _SAID
+        expected = time[..., None] + (by_chunk - by_chunk[..., :1])[:, :, None]
+        said = known[..., None] & (chunks & chunks[..., :1])[:, :, None]
+        return np.asarray(np.where(said, expected, np.inf).reshape(len(at), N_ACTIONS), np.float32)
 
 
 class Evidence:
@@ -252,29 +247,6 @@ class Evidence:
         worse &= action != OWN_ACTION
         return index[worse], action[worse]
 
-    def contest(self, rows: Int64, allowed: Bool, enough: int) -> Contest:
-        """What was measured since the last shift, by how good it is; what is not ``allowed`` (R, N_ACTIONS) is
-        behind whatever is best, and what has ``enough`` samples is known.
-        """
-        mine = self.samples[rows]
-        index, action = where_true(mine != 0)
-        samples, may = mine[index, action], allowed[index, action]
-        mean = self.total[rows[index], action] / samples
-        best = _least_by_row(index, np.where(may, mean, np.inf), len(rows))
-        best[~np.append(may, False)[best]] = -1
-        doubt = np.sqrt(1 / samples + 1 / samples[best[index]])
-        contends = may & (mean - mean[best[index]] <= 2 * self.noise[rows][index] * doubt)
-        least = _least_by_row(index[contends], samples[contends], len(rows))
-        tried = np.zeros((len(rows), N_PAIRS), np.bool_)
-        tried[index, action_parts(action)[0]] = True
-        return Contest(
-            best=np.append(action, OWN_ACTION)[best],
-            least=np.append(action[contends], OWN_ACTION)[least],
-            behind=np.stack([index[~contends], action[~contends]], -1),
-            known=np.stack([index, action], -1)[samples >= enough],
-            tried=tried,
-        )
-
     def tried_near(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether the key or one of its collective that is near in size has ever tried a pair, or an
         earlier run has."""
@@ -355,15 +327,6 @@ class Evidence:
                 values.ravel()[state[f"{name}.at"]] = state[name]
             else:
                 values[:] = state[name]
-
-
-def _least_by_row(row: Int64, value: Float64, n: int) -> Int64:
-    """Of N values in the order of their rows: (n,) index of each row's first least one, -1 for a row without any."""
-    order = np.lexsort((value, row))
-    there, first = np.unique(row, return_index=True)
-    index = np.full(n, -1)
-    index[there] = order[first]
-    return index
 
 
 def _expected(priors: list[tuple[Float32, Float32]]) -> tuple[Float32, Float32]:

@@ -29,6 +29,7 @@ from dynamiccl_ray.control.columns import (
     salt_of,
     take,
 )
+from dynamiccl_ray.control.contest import compared, contest, promising
 from dynamiccl_ray.control.due import Due, untried
 from dynamiccl_ray.control.evidence import Estimates
 from dynamiccl_ray.control.state import Phase, State
@@ -178,7 +179,9 @@ class Loop(State):
         weight = np.sqrt(known / (known + np.minimum(counts, BATCH)))
         residual = log_us - np.repeat(self.evidence.mean(of.rows, of.actions), counts)
         alarm = self.cusum.update(of.rows, counts, residual * np.repeat(weight, counts))
-        return np.where(self.measured[of.rows] >= self.checks.calm_until[of.rows], alarm, -1)
+        raised = alarm >= 0
+        heard = self.checks.heard(of.rows, self.measured[of.rows], raised) | (raised & self.cusum.sudden(of.rows))
+        return np.where(heard, np.where(raised, alarm, counts - 1), -1)
 
     def _watch_together(self, of: Closed) -> Int64:
         """Of decisions that exploit: keys to check because their communicator as a whole is not as it was."""
@@ -304,9 +307,13 @@ class Loop(State):
         rows = np.flatnonzero(self._over)
         allowed = self.allowed(rows)
         learning, done = self.control.learning, self.decisions[rows]
-        contest = self.evidence.contest(rows, allowed.reshape(-1, N_ACTIONS), _OFTEN * learning.draw_samples)
+        flat = allowed.reshape(-1, N_ACTIONS)
+        measured = contest(self.evidence, rows, flat, _OFTEN * learning.draw_samples)
         draws = self.draws()[rows]
-        self._best[rows] = self.evidence.mean(rows, contest.best)
+        best, following = measured.best.copy(), measured.best.copy()
+        drawn = np.flatnonzero(done >= draws)
+        best[drawn], following[drawn] = compared(self.evidence, rows[drawn], flat[drawn], learning.compare_samples)
+        self._best[rows] = self.evidence.mean(rows, best)
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0
         # The network may have changed while a key learned: then what was measured before is not to be compared with
@@ -314,11 +321,11 @@ class Loop(State):
         again = self._last_draw(rows, done) & ~rests
         draw = (done < draws) & ~rests & ~again
         comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
-        fixed = np.where(comparing, contest.least, np.where(again, OWN_ACTION, contest.best))
+        fixed = np.where(comparing, following, np.where(again, OWN_ACTION, best))
         takes = np.where(draw | again, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
-        asked, flat = self.checks.next(rows[checking]), allowed.reshape(-1, N_ACTIONS)
-        fixed[checking] = np.where(flat[checking, asked], asked, contest.best[checking])
+        asked = self.checks.next(rows[checking])
+        fixed[checking] = np.where(flat[checking, asked], asked, best[checking])
         takes[checking] = check.SAMPLES
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
@@ -327,8 +334,8 @@ class Loop(State):
         self.misled[rows[seen]] |= said.earlier_error > _MISLEADING
         worth = any_along(allowed, -1)
         worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        chunk, promising = np.zeros((len(rows), N_PAIRS), np.int64), np.zeros((len(rows), N_PAIRS), np.bool_)
-        chunk[seen], promising[seen] = self.evidence.with_its_chunk(rows[seen], any_along(allowed[seen], -2), said)
+        chunk, with_chunk = np.zeros((len(rows), N_PAIRS), np.int64), np.zeros((len(rows), N_PAIRS), np.bool_)
+        chunk[seen], with_chunk[seen] = self.evidence.with_its_chunk(rows[seen], any_along(allowed[seen], -2), said)
         # A prior may be wrong about what nobody draws because of it: the last draws are free. But what an earlier run
         # has measured itself is known, as long as that run is right.
         last = done[seen] >= _TRUSTED * draws[seen]
@@ -340,8 +347,14 @@ class Loop(State):
         wrong = self.evidence.faster_than(rows, cost)
         # A model of another cluster may be wrong about what NCCL takes for nearly the best.
         likely = (cost <= _LIKELY) & ~self.evidence.ran_earlier(rows)
-        fresh = draw[:, None] & (promising | ((any_along(worth, -1) | likely) & ~contest.tried))
+        fresh = draw[:, None] & (with_chunk | ((any_along(worth, -1) | likely) & ~measured.tried))
+        # The first sequence is as in training. After it, a draw that would repeat what is known goes on from there.
+        late = np.flatnonzero(draw & (done >= learning.sequence))
+        expected = said.of_actions(np.searchsorted(seen, late))
+        further = np.full(len(rows), -1)
+        further[late] = promising(self.evidence, rows[late], flat[late], expected, learning.draw_samples)
         unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
+        new = untried(cost, fresh, unheard, wrong, allowed, chunk)
         return Due(
             row=rows,
             identity=self.keys.identity[rows],
@@ -350,9 +363,9 @@ class Loop(State):
             shifts=self.shifts[rows],
             draw=draw,
             fixed=fixed,
-            behind=contest.behind[draw[contest.behind[:, 0]]],
-            known=contest.known,
-            untried=untried(cost, fresh, unheard, wrong, allowed, chunk),
+            behind=measured.behind[draw[measured.behind[:, 0]]],
+            known=measured.known,
+            untried=np.where(new >= 0, new, further),
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),

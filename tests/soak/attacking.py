@@ -31,6 +31,8 @@ QUIET_S = 20.0
 """No switch for so long, and nobody of ours stopped: whoever looks after the job starts the control plane anew."""
 START_S = 120.0
 """... which takes a while to be up."""
+DYING_S = 15.0
+"""In which a control plane ends whose raylet or GCS was killed."""
 MOMENT_S = 3.0
 """To wait for a moment that does not come."""
 
@@ -79,8 +81,15 @@ class Attacker:
             time.sleep(0.02)
 
     def calm(self, limit_s: float) -> None:
-        """No attack any more: what is stopped goes on, until tables are switched again."""
+        """No attack any more: what is stopped goes on, until tables are switched again.
+
+        What the last attack has mortally wounded may still switch tables: it gets time to die first.
+        """
         self._continue(float("inf"))
+        until = time.monotonic() + DYING_S
+        while time.monotonic() < until:
+            self.look_after()
+            time.sleep(0.02)
         if not self._switching(time.monotonic() + limit_s):
             self.planes.kill()
             self._switching(time.monotonic() + limit_s)

@@ -132,6 +132,36 @@ def test_a_choice_that_stood_is_left_in_peace_for_longer_and_longer() -> None:
     assert play(loop, 2 * between[3], _slower(1.0), sigma=0.01, rows=[0])
 
 
+def _in_peace(times: int) -> Loop:
+    """Row 0 has been checked so often, and is left in peace for longer than it takes to forget what was before."""
+    loop = exploiting(some_keys(2))
+    for i in range(times):
+        by = 0.2 * (1 - i % 2)
+        _alarm(loop, _slower(by), rounds=2000)
+        assert [drift.anew for drift in _checked(loop, _slower(by))] == [False]
+    play(loop, 10, _slower(by), sigma=0.01, rows=[0])
+    return loop
+
+
+def test_what_is_far_off_is_learned_anew_at_once_also_by_a_key_that_is_left_in_peace() -> None:
+    loop = _in_peace(4)
+    until, before = loop.checks.calm_until[0], loop.measured[0]
+    drifts = play(loop, 20, _slower(0.7), sigma=0.01, rows=[0])
+    assert [(drift.row, drift.anew) for drift in drifts] == [(0, True)]
+    assert (loop.shifts[0], loop.measured[0] - before < 100, loop.measured[0] < until) == (1, True, True)
+
+
+def test_an_alarm_of_a_key_that_is_left_in_peace_waits_until_that_is_over_and_is_not_lost() -> None:
+    loop = _in_peace(4)
+    until = loop.checks.calm_until[0]
+    crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
+    # Longer than the detector looks back: by then this is what it takes for usual.
+    assert until - loop.measured[0] > 1000
+    _alarm(loop, crossed, rounds=2000)
+    assert until <= loop.measured[0] <= until + 8
+    assert [drift.anew for drift in _checked(loop, crossed)] == [True]
+
+
 def test_correlated_noise_costs_next_to_nothing() -> None:
     """35 keys, 2,500 collectives of each once they exploit: AR(1) 0.5 of 5 %, and the same for all keys of the job."""
     loop = exploiting(some_keys(35))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, observed, pair, play, some_keys
 
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, flat_action
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.columns import nothing_expected
@@ -67,6 +67,20 @@ def test_what_is_behind_with_confidence_gives_way_to_the_best() -> None:
     assert drawn.tolist() == [pair(2)] * 3, "what was drawn is left alone"
 
 
+def test_after_the_first_sequence_a_draw_of_what_is_known_goes_to_what_promises_most() -> None:
+    """The model of the cluster expects channels of pair 1 to be as good as those that were drawn, and right it is."""
+    keys = some_keys(1)
+    keys.prior[:, 1], keys.cost[:, 1] = -0.1, 0
+    loop, asked = loop_of(keys, draws=40, draw_samples=1, sequence=16), []
+    for _ in range(30):
+        play(loop, 1, lambda _, action: 3.0 if action == OWN_ACTION else 2.9, drawn=lambda due: np.full(1, pair(1)))
+        asked.append(int(loop.wanted[0]))
+    drawn = asked[1:16]
+    assert set(drawn) == {pair(1)}, "the policy's own draws"
+    assert len(set(asked[17:]) - {pair(1)}) >= 5
+    assert {int(action_parts(action)[0]) for action in asked[17:]} == {1}
+
+
 def test_a_part_of_what_is_due_is_that_part_in_the_order_asked_for() -> None:
     due = _contested().due()
     for chosen in ([2, 0], [1], [], [0, 1, 2]):
@@ -95,7 +109,7 @@ def test_keys_that_draw_and_keys_that_do_not_are_decided_together() -> None:
     assert due.observation[1].any()
 
 
-def test_what_may_be_the_best_is_compared_by_what_was_measured_least() -> None:
+def test_what_may_be_the_best_is_compared() -> None:
     loop = loop_of(some_keys(1), draws=3, compares=4)
     observed(loop, [0] * 4, 3.0)
     for action, time in ((pair(1), 2.9), (pair(2), 2.9), (pair(3), 3.5)):
@@ -106,8 +120,8 @@ def test_what_may_be_the_best_is_compared_by_what_was_measured_least() -> None:
         decided(loop)
         compared.append(int(loop.wanted[0]))
         observed(loop, [0] * 4, 2.9)
-    # In turn, of two collectives each at first; NCCL's own choice and pair 3 are behind.
-    assert compared == [pair(1), pair(2), pair(1), pair(2)]
+    # In turn; NCCL's own choice and pair 3 are behind.
+    assert compared == [pair(2), pair(1), pair(2), pair(1)]
     decided(loop)
     assert loop.phase[0] == Phase.EXPLOIT
     assert loop.wanted[0] == pair(1)

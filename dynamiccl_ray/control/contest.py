@@ -1,0 +1,121 @@
+"""Which of a key's actions is the best by what was measured since the last shift, which may not be, and what to measure
+next."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, where_true
+from dynamiccl_ray.control.comparing import compare, unmeasured
+from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.knobs import N_PAIRS
+
+# Fastest actions of a key that are compared: the time that this takes grows with their cube.
+_MOST: Final = 24
+# Fastest pairs of a key of which what was not measured is looked at.
+_PAIRS: Final = 3
+# By how much, as a log, such an action may be expected to be slower than the best.
+_REACH: Final = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contest:
+    """Flat actions of R keys, by what was measured; NCCL's own choice where nothing was."""
+
+    best: Int64
+    """(R,) with the least mean time."""
+    behind: Int64
+    """(N, 2) index into the R keys, and an action that is behind, or may not be chosen."""
+    known: Int64
+    """(M, 2) the same of actions that have so many samples that one more says little."""
+    tried: Bool
+    """(R, N_PAIRS) whether an action of the pair was measured."""
+
+
+def contest(evidence: Evidence, rows: Int64, allowed: Bool, enough: int) -> Contest:
+    """What was measured since the last shift, by how good it is; what is not ``allowed`` (R, N_ACTIONS) is
+    behind whatever is best, and what has ``enough`` samples is known.
+    """
+    mine = evidence.samples[rows]
+    index, action = where_true(mine != 0)
+    samples, may = mine[index, action], allowed[index, action]
+    mean = evidence.total[rows[index], action] / samples
+    best = _least_by_row(index, np.where(may, mean, np.inf), len(rows))
+    best[~np.append(may, False)[best]] = -1
+    doubt = np.sqrt(1 / samples + 1 / samples[best[index]])
+    contends = may & (mean - mean[best[index]] <= 2 * evidence.noise[rows][index] * doubt)
+    tried = np.zeros((len(rows), N_PAIRS), np.bool_)
+    tried[index, action_parts(action)[0]] = True
+    return Contest(
+        best=np.append(action, OWN_ACTION)[best],
+        behind=np.stack([index[~contends], action[~contends]], -1),
+        known=np.stack([index, action], -1)[samples >= enough],
+        tried=tried,
+    )
+
+
+def compared(evidence: Evidence, rows: Int64, allowed: Bool, takes: float) -> tuple[Int64, Int64]:
+    """(R,) the best flat action by all that was measured of each key since the last shift, and what its next decision
+    of so many samples is to measure, see ``compare``; NCCL's own choice where nothing was. What is not ``allowed``
+    (R, N_ACTIONS) is neither."""
+    actions, samples, mean = _fastest(evidence, rows, allowed)
+    best, following = compare(actions, samples, mean, evidence.noise[rows].astype(np.float64), takes)
+    every = np.arange(len(rows))
+    return actions[every, best], actions[every, following]
+
+
+def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32, takes: float) -> Int64:
+    """(R,) the flat action that is worth most of what is ``allowed`` (R, N_ACTIONS) and was not measured since the last
+    shift, if it is worth so many samples, see ``unmeasured``; -1 for none.
+
+    It is one of the pairs that were the fastest, and nearly as good as the best by the log times over the baseline that
+    are ``expected`` of it (R, N_ACTIONS): how much a chunk or many channels may cost, measuring others does not tell.
+    """
+    actions, samples, mean = _fastest(evidence, rows, allowed)
+    of_pair = N_CHANNELS * N_CHUNKS
+    pairs = _different(action_parts(actions)[0], _PAIRS)
+    others = (pairs[..., None] * of_pair + np.arange(of_pair)).reshape(len(rows), _PAIRS * of_pair)
+    best = mean[:, :1] - evidence.baseline[rows][:, None]
+    may = allowed & (evidence.samples[rows] == 0) & (expected <= best + _REACH)
+    may = np.take_along_axis(may, np.maximum(others, 0), -1) & (others >= 0)
+    at = unmeasured(actions, samples, mean, evidence.noise[rows].astype(np.float64), others, may, takes)
+    return np.where(at >= 0, others[np.arange(len(rows)), at], -1)
+
+
+def _fastest(evidence: Evidence, rows: Int64, allowed: Bool) -> tuple[Int64, Float64, Float64]:
+    """(R, _MOST) flat actions of what was measured since the last shift and is ``allowed`` (R, N_ACTIONS), the fastest
+    first, their samples, 0 for none, and mean log times."""
+    mine = evidence.samples[rows]
+    index, action = where_true((mine != 0) & allowed)
+    mean = evidence.total[rows[index], action] / mine[index, action]
+    order = np.lexsort((mean, index))
+    index, action, mean = index[order], action[order], mean[order]
+    place = np.arange(len(index)) - np.searchsorted(index, index)
+    near = place < _MOST
+    at = index[near], place[near]
+    actions = np.full((len(rows), _MOST), OWN_ACTION)
+    samples, means = np.zeros((2, len(rows), _MOST))
+    actions[at], means[at], samples[at] = action[near], mean[near], mine[index[near], action[near]]
+    return actions, samples, means
+
+
+def _least_by_row(row: Int64, value: Float64, n: int) -> Int64:
+    """Of N values in the order of their rows: (n,) index of each row's first least one, -1 for a row without any."""
+    order = np.lexsort((value, row))
+    there, first = np.unique(row, return_index=True)
+    index = np.full(n, -1)
+    index[there] = order[first]
+    return index
+
+
+def _different(values: Int64, n: int) -> Int64:
+    """(R, n) the first different ones of (R, N), filled up with -1."""
+    out = np.full((len(values), n), -1)
+    for row, of in zip(out, values.tolist(), strict=True):
+        first = list(dict.fromkeys(of))[:n]
+        row[: len(first)] = first
+    return out

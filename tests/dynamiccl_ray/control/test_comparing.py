@@ -1,0 +1,96 @@
+"""Which action is the best by all that was measured of a key, and which is worth measuring more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import norm
+
+from dynamiccl_ray.actions import N_ACTIONS, action_parts, flat_action
+from dynamiccl_ray.arrays import Float64, Int64
+from dynamiccl_ray.control.comparing import compare
+
+USED = 500
+
+
+def _covariance(a: int, b: int) -> float:
+    """Of two actions' log times, as the module says it: pairs differ by 0.2, channels by 0.12, chunks by 0.14."""
+    of_a, of_b = (tuple(int(x) for x in action_parts(action)) for action in (a, b))
+    if of_a[0] != of_b[0]:
+        return 0.0
+    total = 0.2**2 + 0.04**2 * (a == b)
+    for x, y, deviation, reach in ((of_a[1], of_b[1], 0.12, 1.5), (of_a[2], of_b[2], 0.14, 4.0)):
+        if (x == 0) == (y == 0):
+            total += deviation**2 * float(np.exp(-abs(x - y) / reach))
+    return total
+
+
+def _reference(actions: Int64, samples: Float64, mean: Float64, noise: float, takes: float) -> tuple[int, Float64]:
+    """The best, and what each is worth: a normal distribution that is conditioned on what was measured, with a level of
+    which next to nothing is known, and gains by numerical integration."""
+    prior = np.array([[_covariance(a, b) for b in actions] for a in actions]) + 1e4
+    inverse = np.linalg.inv(prior + np.diag(noise**2 / samples))
+    time = mean.mean() + prior @ inverse @ (mean - mean.mean())
+    left = prior - prior @ inverse @ prior
+    best = int(time.argmin())
+    worth = np.zeros(len(actions))
+    for i in range(len(actions)):
+        if i != best:
+            moves = abs(left[i, i] - left[i, best]) / np.sqrt(left[i, i] + noise**2 / takes)
+            behind = time[i] - time[best]
+            gain = norm(behind, moves).expect(lambda x: max(-x, 0.0), epsabs=1e-10, limit=200)
+            worth[i] = USED * gain - takes * behind
+    return best, worth
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.sampled_from([0.01, 0.05]), st.sampled_from([1, 8]))
+def test_it_is_what_conditioning_and_integration_say(seed: int, n: int, noise: float, takes: int) -> None:
+    rng = np.random.default_rng(seed)
+    # Of few pairs, so that actions have much in common.
+    actions = rng.choice(3 * 81, n, replace=False) + 81
+    samples, mean = rng.integers(1, 20, n).astype(float), 5 + 0.1 * rng.standard_normal(n)
+    best, worth = _reference(actions, samples, mean, noise, takes)
+    # Other keys beside it, and what fills a row up, change nothing.
+    other = rng.choice(N_ACTIONS, n + 3, replace=False)
+    padded = [np.concatenate([x, np.zeros(3)]) for x in (actions, samples, mean)]
+    of_rows = [np.stack([y, x]) for x, y in zip(padded, (other, np.ones(n + 3), np.full(n + 3, 4.0)), strict=True)]
+    got, following = compare(of_rows[0].astype(int), *of_rows[1:], np.array([0.02, noise]), takes)
+    assert got[1] == best
+    assert worth[following[1]] == pytest.approx(worth.max(), abs=1e-3)
+
+
+def test_one_lucky_time_is_not_taken_for_the_best_where_all_that_is_like_it_is_slow() -> None:
+    slow = flat_action(3, np.arange(1, 9), 2)
+    good = flat_action(5, 4, np.arange(1, 5))
+    actions = np.concatenate([slow, good])[None]
+    mean = np.concatenate([np.full(8, 3.3), np.full(4, 3.0)])[None]
+    mean[0, 2] = 2.98  # by luck: its neighbours take a third more
+    samples = np.ones((1, 12))
+    best, _ = compare(actions, samples, mean, np.array([0.1]), 8)
+    assert action_parts(actions[0, best[0]])[0] == 5
+    # What nothing is like is believed.
+    mean[0, :8] = [*([3.3] * 7), 2.7]
+    alone = actions.copy()
+    alone[0, 7] = flat_action(9, 2, 2)
+    best, _ = compare(alone, samples, mean, np.array([0.1]), 8)
+    assert best[0] == 7
+
+
+def test_what_cannot_get_ahead_is_not_measured_and_what_may_is() -> None:
+    actions = np.array([[int(flat_action(p, 0, 0)) for p in (1, 2, 3)]])
+    mean = np.array([[3.0, 3.02, 3.5]])
+    # Of the second next to nothing is known.
+    assert compare(actions, np.array([[50.0, 1, 1]]), mean, np.array([0.05]), 8)[1].tolist() == [1]
+    # It is known to be behind.
+    assert compare(actions, np.array([[5000.0, 5000, 1]]), mean, np.array([0.05]), 8)[1].tolist() == [0]
+    # The same for a noise that tells no one from another.
+    assert compare(actions, np.array([[1.0, 1, 1]]), mean, np.array([0.05]), 8)[1].tolist() != [2]
+
+
+def test_no_key_is_no_work() -> None:
+    nothing = np.zeros((0, 24))
+    best, following = compare(nothing.astype(int), nothing, nothing, np.zeros(0), 8)
+    assert (best.shape, following.shape) == ((0,), (0,))

@@ -1,0 +1,149 @@
+"""Which of a key's actions is the best by what was measured, and what is to be measured next."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+from evidenced import measured, store
+from hypothesis import given, settings
+from looped import pair
+
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
+from dynamiccl_ray.control.contest import Contest, compared, contest, promising
+from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.knobs import N_PAIRS
+
+
+def _contest(evidence: Evidence, *, without: tuple[int, ...] = (), without_chunk: tuple[int, ...] = ()) -> Contest:
+    """Of all keys, without some flat actions' pair and channels, or their pair and chunk."""
+    allowed = np.ones((len(evidence), N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
+    for action in without:
+        of_pair, channels, _ = action_parts(action)
+        allowed[:, of_pair, channels] = False
+    for action in without_chunk:
+        of_pair, _, chunk = action_parts(action)
+        allowed[:, of_pair, :, chunk] = False
+    return contest(evidence, np.arange(len(evidence)), allowed.reshape(len(evidence), -1), 8)
+
+
+def test_what_contends_is_judged_by_both_means() -> None:
+    evidence = store(2)
+    # At noise 0.02 two standard errors are 0.028 of two collectives, and 0.0018 of a thousand.
+    for row, behind in enumerate((0.02, 0.04)):
+        for action, samples, mean in ((OWN_ACTION, 1000, 3 + behind), (pair(1), 2, 3.0), (pair(2), 1000, 3 + behind)):
+            measured(evidence, row, action, samples, mean, 0.02**2 * (samples - 1))
+    found = _contest(evidence)
+    assert found.best.tolist() == [pair(1), pair(1)]
+    assert found.behind.tolist() == [[1, OWN_ACTION], [1, pair(2)]]
+
+
+def test_what_is_not_allowed_is_neither_the_best_nor_behind() -> None:
+    evidence = store(1)
+    small = int(flat_action(2, 0, 4))
+    for action, mean in ((OWN_ACTION, 3.0), (pair(1), 2.0), (small, 2.5), (pair(3), 4.0)):
+        measured(evidence, 0, action, 50, mean)
+    for without, without_chunk, best, behind in (
+        ((), (), pair(1), [OWN_ACTION, small, pair(3)]),
+        ((pair(1),), (), small, [OWN_ACTION, pair(1), pair(3)]),
+        ((pair(1),), (small,), OWN_ACTION, [pair(1), small, pair(3)]),
+        ((pair(1), pair(3), OWN_ACTION), (small,), OWN_ACTION, [OWN_ACTION, pair(1), small, pair(3)]),
+    ):
+        found = _contest(evidence, without=without, without_chunk=without_chunk)
+        assert found.best[0] == best
+        assert sorted(found.behind.tolist()) == sorted([0, action] for action in behind)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6))
+def test_the_contest_is_that_of_a_loop_in_python(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    evidence, of = store(4), rng.choice(N_ACTIONS, 6, replace=False)
+    for row, action in rng.integers((0, 0), (4, 6), (12, 2)):
+        samples = int(rng.integers(1, 9))
+        measured(evidence, row, int(of[action]), samples, 3 + 0.05 * rng.standard_normal(), 0.02**2 * samples)
+    allowed = rng.random((4, N_ACTIONS)) < 0.8
+    rows = np.array([3, 0, 2])
+    found = contest(evidence, rows, allowed[rows], 5)
+    behind = []
+    for i, row in enumerate(rows.tolist()):
+        known = [action for action in sorted(of.tolist()) if evidence.samples[row, action]]
+        means = {a: evidence.total[row, a] / evidence.samples[row, a] for a in known if allowed[row, a]}
+        behind += [[i, a] for a in known if a not in means]
+        if not means:
+            assert found.best[i] == OWN_ACTION
+            continue
+        best = min(means, key=means.__getitem__)
+        doubt = {a: 2 * evidence.noise[row] * np.sqrt((1 / evidence.samples[row, [a, best]]).sum()) for a in means}
+        contends = [a for a in means if means[a] - means[best] <= doubt[a]]
+        assert found.best[i] == best
+        behind += [[i, a] for a in means if a not in contends]
+    assert sorted(found.behind.tolist()) == sorted(behind)
+
+
+ALL = np.ones((1, N_ACTIONS), np.bool_)
+KEY = np.array([0])
+
+
+def _drawn(noise: float = 0.05) -> Evidence:
+    """A key that has drawn: NCCL's own choice, pair 2 that is slower on any channels, and pair 3 that is faster."""
+    evidence = store(1)
+    measured(evidence, 0, OWN_ACTION, 4, 3.0, 3 * noise**2, begin=True)
+    for channels in range(1, 6):
+        measured(evidence, 0, int(flat_action(2, channels, 0)), 1, 3.3)
+        measured(evidence, 0, int(flat_action(3, channels, 0)), 1, 2.8)
+    # Degrees of freedom for what one time varies by.
+    evidence.square[0], evidence.freedom[0] = 100 * noise**2, 100
+    return evidence
+
+
+def test_luck_is_not_the_best_and_is_not_measured_again() -> None:
+    evidence = _drawn(noise=0.1)
+    lucky, like = int(flat_action(2, 3, 1)), int(flat_action(2, 3, 0))
+    measured(evidence, 0, lucky, 1, 2.78)
+    measured(evidence, 0, like, 20, 3.3)
+    assert contest(evidence, KEY, ALL, 4).best[0] == lucky
+    best, following = compared(evidence, KEY, ALL, 8)
+    assert action_parts(best)[0] == action_parts(following)[0] == 3
+
+
+def test_what_may_not_be_chosen_is_not_compared() -> None:
+    evidence, allowed = _drawn(), ALL.copy()
+    allowed.reshape(N_PAIRS, -1)[3] = False
+    best, following = compared(evidence, KEY, allowed, 8)
+    assert best[0] == following[0] == OWN_ACTION
+    nothing = compared(evidence, KEY, np.zeros_like(ALL), 8)
+    assert [x.tolist() for x in nothing] == [[OWN_ACTION], [OWN_ACTION]]
+
+
+def test_more_actions_than_are_compared_leave_the_fastest_of_them() -> None:
+    evidence = store(1)
+    for i in range(60):
+        measured(evidence, 0, int(flat_action(1 + i % 20, 1 + i // 20, 0)), 50, 4.0 - 0.01 * i, 50 * 0.001**2)
+    best, following = compared(evidence, KEY, ALL, 8)
+    assert best[0] == following[0] == flat_action(1 + 59 % 20, 1 + 59 // 20, 0)
+
+
+def _expected(by: float) -> tuple[int, np.ndarray]:
+    """Of pair 3, on channels that nobody has drawn, so far from the best is expected; of all else nothing is known."""
+    new, expected = int(flat_action(3, 6, 0)), np.full((1, N_ACTIONS), np.inf, np.float32)
+    expected[0, new] = -0.2 + by
+    return new, expected
+
+
+def test_what_promises_to_be_the_best_is_what_is_expected_to_be_nearly_as_good_and_was_not_measured() -> None:
+    new, expected = _expected(0.02)
+    assert promising(_drawn(), KEY, ALL, expected, 1).tolist() == [new]
+    assert promising(_drawn(), KEY, np.zeros_like(ALL), expected, 1).tolist() == [-1]
+    assert promising(_drawn(), KEY, ALL, _expected(0.1)[1], 1).tolist() == [-1], "far behind, by all that is known"
+    assert promising(_drawn(), KEY, ALL, np.full_like(expected, np.inf), 1).tolist() == [-1], "nothing is known of it"
+    evidence = _drawn()
+    measured(evidence, 0, new, 1, 2.9)
+    assert promising(evidence, KEY, ALL, expected, 1).tolist() == [-1], "it was measured"
+    # What is like it is known to be slow, and the best is far ahead.
+    evidence = _drawn(noise=0.01)
+    for channels in (5, 7):
+        measured(evidence, 0, int(flat_action(3, channels, 0)), 100, 3.6, 0.01)
+    measured(evidence, 0, int(flat_action(4, 1, 0)), 100, 2.6, 0.01)
+    assert promising(evidence, KEY, ALL, expected - 0.2, 1).tolist() == [-1]
+    nobody = np.zeros(0, np.int64)
+    assert promising(_drawn(), nobody, ALL[:0], expected[:0], 1).tolist() == []
