@@ -1,5 +1,5 @@
-"""What measurements of one key say of others, on the jobs that a policy is trained on: the sources of the constants in
-``agent/lending.py``.
+"""What measurements of one key say of others, and those of one action of the key's others, on the jobs that a policy
+is trained on: the sources of the constants in ``agent/lending.py`` and ``control/comparing.py``.
 
     python benchmarks/lending.py [--scenarios 40]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from dynamiccl_ray.simulation.splits import stage_scenarios
 CURRICULUM = Path(__file__).parents[1] / "experiments" / "curricula" / "default.yaml"
 SEED = 0x1E4D
 OCTAVES = (0.5, 1, 2, 4, 8)
+STEPS = (1, 2, 3, 4, 6)
 # What is far behind is not tried, and how far does not matter.
 REACH = 0.7
 
@@ -39,13 +41,23 @@ def spread(x: NDArray[np.float64]) -> list[float]:
     return [round(float(s), 4) for s in (known.std(), np.subtract(*np.percentile(known, [75, 25])) / 1.349)]
 
 
+def by_steps(ratio: NDArray[np.float64], axis: int) -> dict[int, NDArray[np.float64]]:
+    """By how many steps two channel counts (axis 2, with NCCL's own chunk) or chunks (axis 3) are apart: their
+    differences over the square root of 2: the root of a semivariogram. NCCL's own is left out."""
+    values = ratio[:, 1:, 1:, 0] if axis == 2 else ratio[:, 1:, :, 1:]
+    return {n: (values[..., n:] - values[..., :-n]).ravel() / np.sqrt(2) for n in STEPS if n < values.shape[-1]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scenarios", type=int, default=40, help="of each stage")
     given = parser.parse_args()
     curriculum = load_curriculum(CURRICULUM)
     apart: dict[float, list[NDArray[np.float64]]] = {octaves: [] for octaves in OCTAVES}
-    floor, stale = [], []
+    floor, stale, pairs = [], [], []
+    alone: dict[str, dict[int, list[NDArray[np.float64]]]] = {
+        name: {n: [] for n in STEPS} for name in ("channels", "chunks")
+    }
     for i, stage in enumerate(curriculum.stages):
         for scenario in stage_scenarios(stage, curriculum, (SEED, i), given.scenarios):
             ratio = ratios(scenario)
@@ -57,6 +69,13 @@ def main() -> None:
                 if within is not None:
                     apart[within].append((ratio[a] - ratio[b])[..., 0].ravel())
             floor.append((ratio - (ratio[..., :1] + ratio[:, :, :1] - ratio[:, :, :1, :1])).ravel())
+            with np.errstate(invalid="ignore"), warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)  # pairs of which nothing is near have no mean
+                of_pair = np.nanmean(ratio[:, 1:], (2, 3))
+                pairs.append((of_pair - np.nanmean(of_pair, 1, keepdims=True)).ravel())
+            for name, axis in (("channels", 2), ("chunks", 3)):
+                for n, of in by_steps(ratio, axis).items():
+                    alone[name][n].append(of)
             stale += [(ratios(scenario, p) - ratio).ravel() for p in range(1, len(scenario.starts))]
     print(
         json.dumps(
@@ -64,6 +83,11 @@ def main() -> None:
                 "apart_by_octaves": {str(o): spread(np.concatenate(of)) for o, of in apart.items() if of},
                 "floor": spread(np.concatenate(floor)),
                 "stale": spread(np.concatenate(stale)),
+                "pairs": spread(np.concatenate(pairs)),
+                **{
+                    f"{name}_by_steps": {n: spread(np.concatenate(of)) for n, of in apart_by.items() if of}
+                    for name, apart_by in alone.items()
+                },
             },
             indent=1,
         )

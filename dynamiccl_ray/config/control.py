@@ -26,7 +26,7 @@ class Learning(Section):
     wrong."""
     draw_samples: Count = 1
     compares: Count = 24
-    """Decisions after that, in each of which that contender is measured which was measured least."""
+    """Decisions after that, in each of which that action is measured of which it is worth most to know more."""
     compare_samples: Count = 8
     """Also of every decision from then on, in which the best is kept."""
     sequence: Count = 32

@@ -35,8 +35,8 @@ class Due:
     draw: Bool
     """(R,) whether the policy decides."""
     fixed: Int64
-    """(R,) flat action where it does not: of what may be the best, what was measured least; in the end the best. And
-    where it does, the best, in place of what is behind."""
+    """(R,) flat action where it does not: what is worth measuring; in the end the best. And where it does, the best, in
+    place of what is behind."""
     behind: Int64
     """(N, 2) index into these R, and a flat action that was measured and is behind the best with confidence."""
     known: Int64

@@ -348,8 +348,9 @@ class Loop(State):
         # A model of another cluster may be wrong about what NCCL takes for nearly the best.
         likely = (cost <= _LIKELY) & ~self.evidence.ran_earlier(rows)
         fresh = draw[:, None] & (with_chunk | ((any_along(worth, -1) | likely) & ~measured.tried))
-        # The first sequence is as in training. After it, a draw that would repeat what is known goes on from there.
-        late = np.flatnonzero(draw & (done >= learning.sequence))
+        # The first sequence, and what is seen after it, is as in training. From there a draw that would repeat what is
+        # known goes on.
+        late = np.flatnonzero(draw & (done > learning.sequence))
         expected = said.of_actions(np.searchsorted(seen, late))
         further = np.full(len(rows), -1)
         further[late] = promising(self.evidence, rows[late], flat[late], expected, learning.draw_samples)

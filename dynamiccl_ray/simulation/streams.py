@@ -29,7 +29,8 @@ _AS_GOOD: Final = 0.002
 _BUSIER: Final = 8
 # What has been measured before an episode is mostly what was good, with a softmax of these temperatures over log times.
 _TEMPERATURES: Final = (0.02, 0.5)
-# Collectives of the best action before a shift.
+# Decisions that were drawn before a shift, and collectives of the best action after them.
+_DRAWN: Final = 96
 _EXPLOITED: Final = 100
 
 
@@ -167,7 +168,7 @@ class Simulation:
         low, high = np.log(_TEMPERATURES)
         temperature = np.exp(self._rng.uniform(low, high, len(rows)))[:, None]
         likely = np.nan_to_num(np.exp((np.nanmin(log_us, -1, keepdims=True) - log_us) / temperature)).cumsum(-1)
-        uniform = self._rng.random((len(rows), self.control.learning.draws)) * likely[:, -1:]
+        uniform = self._rng.random((len(rows), _DRAWN)) * likely[:, -1:]
         drawn = np.stack([np.searchsorted(*row, side="right") for row in zip(likely, uniform, strict=True)])
         for actions in drawn.T:
             self._book(rows, actions, self.control.learning.draw_samples * self._busier)

@@ -37,7 +37,7 @@ def test_uniform_draws_all_that_may_be_chosen_and_thompson_what_may_be_the_best(
     scenario = _still()
     uniform, thompson = (run(scenario, of, STEPS, 0) for of in (Uniform, Thompson))
     kinds = [len(np.unique(_drawn(trace)[:, 0])) for trace in (uniform, thompson)]
-    assert kinds[0] > 2 * kinds[1]
+    assert kinds[0] > 1.5 * kinds[1]
     assert relative_regret([[thompson]]) < relative_regret([[uniform]])
 
 
@@ -56,10 +56,10 @@ def test_a_model_of_the_right_cluster_helps_thompson_and_one_of_another_does_no_
 
 def test_elimination_draws_what_is_left_in_turn_and_no_more_of_what_is_behind() -> None:
     scenario = _still()
-    drawn = _drawn(run(scenario, Elimination, STEPS, 0))
-    first, last = (len(np.unique(part[:, 0])) for part in np.array_split(drawn, 2))
-    assert first > 10, "everything may be the best at first"
-    assert last < first
+    drawn = _drawn(run(scenario, Elimination, STEPS, 0))[:, 0]
+    assert len(np.unique(drawn[:32])) > 10, "everything may be the best at first"
+    first, last = (scenario.flat_us[0, 0, of].mean() for of in np.array_split(drawn, 2))
+    assert last < 0.9 * first
     elimination, uniform = (run(scenario, of, STEPS, 0) for of in (Elimination, Uniform))
     assert relative_regret([[elimination]]) < relative_regret([[uniform]])
 
