@@ -25,6 +25,8 @@ TURNS: Final = 3
 _PLACES: Final = 5
 # Further behind than this, as a log, an action contends no more.
 _REACH: Final = 0.3
+# NCCL's own choice is measured all the same, but for one that takes twice as long.
+HOPELESS: Final = 0.7
 # A difference between two actions has changed beyond so many standard errors, and by so much. Where it has changed
 # that far the network is another, whichever of them is the faster one.
 _SURE: Final = 3.0
@@ -159,11 +161,13 @@ class Checks:
 def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> list[int]:
     """What to measure: ``wanted``, NCCL's own choice, and of what was measured and is ``allowed`` (N_ACTIONS,) the
     fastest."""
-    chosen = [wanted] if wanted == OWN_ACTION else [wanted, OWN_ACTION]
+    now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
+    alone = wanted == OWN_ACTION or float(evidence.baseline[row]) - now > HOPELESS
+    chosen = [wanted] if alone else [wanted, OWN_ACTION]
     measured = np.flatnonzero((evidence.samples[row] > 0) & allowed)
-    measured = measured[~np.isin(measured, chosen)]
+    measured = measured[~np.isin(measured, [wanted, OWN_ACTION])]
     mean = evidence.mean(np.full(len(measured), row), measured)
-    near = mean <= float(evidence.mean(np.array([row]), np.array([wanted]))[0]) + _REACH
+    near = mean <= now + _REACH
     order = measured[near][np.argsort(mean[near], kind="stable")]
     pair = action_parts(order)[0]
     mine = int(action_parts(np.array([wanted]))[0][0])

@@ -10,6 +10,7 @@ that are to be drawn (``drawing.py``), and says what was decided (``decide``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -104,10 +105,18 @@ class Loop(State):
         learning = self.control.learning
         drawn = (self.decisions <= self.draws()) & (self.resting == 0)
         takes = np.where(drawn, learning.draw_samples, learning.compare_samples)
-        takes = np.where(self.phase == Phase.BASELINE, learning.baseline_samples, takes)
+        takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
         takes = np.where(self.phase == Phase.CHECK, check.SAMPLES, takes)
         takes = np.where(self._over, 0, takes)
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
+
+    def _baseline_samples(self) -> Int64:
+        """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before."""
+        takes = np.full(len(self), self.control.learning.baseline_samples)
+        rows = np.flatnonzero((self.phase == Phase.BASELINE) & (self.shifts > 0))
+        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
+        takes[rows[hopeless]] = 1
+        return takes
 
     def _close(self, samples: Measured, index: Int64) -> list[Drift]:
         """Decisions that have all of their samples."""
@@ -158,7 +167,8 @@ class Loop(State):
     def _last_draw(self, rows: Int64, done: Int64) -> Bool:
         """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again."""
         draws = self.draws()[rows]
-        return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches)
+        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
+        return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches & ~hopeless)
 
     def _own_moved(self, of: Closed) -> Bool:
         """(R,) whether decisions were NCCL's own choice, and it takes another time now than it has taken."""
@@ -231,24 +241,31 @@ class Loop(State):
         self.checks.stand(stands[~early], self.measured[stands[~early]])
         if len(anew):
             self._agree(anew)
-            # NCCL's own choice is known by now, and how what contended before does.
-            self.phase[anew], self._over[anew] = Phase.ADAPT, True
-        for place in range(self.checks.actions.shape[1]):
-            there = rows[self.checks.actions[rows, place] >= 0]
-            own = self.checks.actions[there, place] == OWN_ACTION
-            fresh = own & np.isin(there, anew)
-            for chosen, into in ((fresh, self.evidence.begin), (~fresh, self.evidence.record)):
-                Closed(
-                    rows=there[chosen],
-                    actions=self.checks.actions[there[chosen], place],
-                    samples=self.checks.samples[there[chosen], place],
-                    mean=self.checks.level(there[chosen])[:, place],
-                    square=self.checks.square[there[chosen], place],
-                ).into(into)
+            # Where NCCL's own choice was checked it is known by now, and so is how what contended before does.
+            begun = anew[(self.checks.actions[anew] == OWN_ACTION).any(1)]
+            self.phase[begun], self._over[begun] = Phase.ADAPT, True
+            # What is left from before is moved with it first: the others are of the network as it is.
+            self._learn(begun, self.evidence.begin, own=True)
+            self._learn(begun, self.evidence.record, own=False)
+        self._learn(stands, self.evidence.record, own=True)
+        self._learn(stands, self.evidence.record, own=False)
         self.phase[stands] = Phase.EXPLOIT
         self.cusum.reset(rows)
         self.watch.forget(rows)
         return [Drift(row=int(row), sample=-1, anew=bool(of)) for row, of in zip(rows, differs, strict=True)]
+
+    def _learn(self, rows: Int64, into: Callable[..., None], *, own: bool) -> None:
+        """What checks of these keys measured of NCCL's own choice, or of all others."""
+        for place in range(self.checks.actions.shape[1]):
+            actions = self.checks.actions[rows, place]
+            there = rows[(actions >= 0) & ((actions == OWN_ACTION) == own)]
+            Closed(
+                rows=there,
+                actions=self.checks.actions[there, place],
+                samples=self.checks.samples[there, place],
+                mean=self.checks.level(there)[:, place],
+                square=self.checks.square[there, place],
+            ).into(into)
 
     def _judge(self, rows: Int64, actions: Int64, mean: Float64, known: Bool) -> None:
         """The outcome of decisions, before they are recorded."""

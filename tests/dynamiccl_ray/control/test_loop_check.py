@@ -103,6 +103,40 @@ def test_where_another_action_is_ahead_now_the_key_learns_anew_and_knows_what_wa
     assert loop.wanted[0] != pair(1)
 
 
+def test_what_a_check_measured_is_of_the_network_as_it_is_also_where_all_of_it_is_slower() -> None:
+    loop = exploiting(some_keys(2))
+    crossed: Times = lambda row, action: 3.2 if action == pair(1) else 3.1  # noqa: E731
+    _alarm(loop, crossed)
+    assert [drift.anew for drift in _checked(loop, crossed)] == [True]
+    assert loop.evidence.ratio(np.array([0]))[0, 1, 0] == pytest.approx(0.1, abs=0.01)
+
+
+def _hopeless(by: float = 0.0) -> Times:
+    """NCCL's own choice takes three times as long as pair 1, and both ``by`` longer; pair 2 is next."""
+    return lambda row, action: {OWN_ACTION: 4.0 + by, pair(1): 2.9 + by, pair(2): 3.0}.get(action, 3.6)
+
+
+def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless() -> None:
+    loop, asked = loop_of(some_keys(2), draws=8, draw_samples=1), []
+    drawn = lambda due: np.full(due.draw.sum(), pair(1 + len(asked) % 2))  # noqa: E731
+    for _ in range(20):
+        asked.append(int(loop.wanted[0]))
+        play(loop, 1, _hopeless(), sigma=0.01, seed=len(asked), rows=[0], drawn=drawn)
+    assert asked.count(OWN_ACTION) == 1, "the baseline; it is not among the draws"
+    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
+    # Pair 2 is ahead now.
+    _alarm(loop, _hopeless(0.25))
+    checked = loop.checks.actions[0].tolist()
+    assert (checked[:2], OWN_ACTION in checked) == ([pair(1), pair(2)], False)
+    assert [drift.anew for drift in _checked(loop, _hopeless(0.25))] == [True]
+    assert (loop.phase[0], loop.wanted[0], loop.need[0]) == (Phase.BASELINE, OWN_ACTION, 1)
+    play(loop, 1, _hopeless(0.25), rows=[0], drawn=drawn)
+    assert (loop.phase[0], loop.evidence.baseline[0]) == (Phase.ADAPT, 4.25)
+    # Where it is not, it takes four samples.
+    loop.shift(np.array([1]))
+    assert loop.need[1] == 4
+
+
 def test_what_comes_and_goes_during_a_check_is_no_difference() -> None:
     """Each turn of each action but one is half as slow again; so is the one, of another action each time."""
     for odd in range(2 * check.TURNS):
