@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, where_true
 from dynamiccl_ray.control.comparing import compare, unmeasured
 from dynamiccl_ray.control.evidence import Evidence
@@ -84,6 +84,18 @@ def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32,
     may = np.take_along_axis(may, np.maximum(others, 0), -1) & (others >= 0)
     at = unmeasured(actions, samples, mean, evidence.noise[rows].astype(np.float64), others, may, takes)
     return np.where(at >= 0, others[np.arange(len(rows)), at], -1)
+
+
+def overlooked(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32, tried: Bool) -> Int64:
+    """(R,) of what is ``allowed`` (R, N_ACTIONS), of pairs that were not ``tried`` (R, N_PAIRS) since the last shift:
+    the flat action that is ``expected`` (R, N_ACTIONS) to be fastest, if that is nearly as good as the best; else -1.
+    """
+    new = np.broadcast_to(~tried[..., None], (*tried.shape, N_CHANNELS * N_CHUNKS)).reshape(len(rows), N_ACTIONS)
+    time = np.where(allowed & new, expected, np.inf)
+    action = time.argmin(-1)
+    _, _, mean = _fastest(evidence, rows, allowed)
+    near = time[np.arange(len(rows)), action] <= mean[:, 0] - evidence.baseline[rows] + _REACH
+    return np.where(near, action, -1)
 
 
 def _fastest(evidence: Evidence, rows: Int64, allowed: Bool) -> tuple[Int64, Float64, Float64]:

@@ -30,7 +30,7 @@ from dynamiccl_ray.control.columns import (
     salt_of,
     take,
 )
-from dynamiccl_ray.control.contest import compared, contest, promising
+from dynamiccl_ray.control.contest import compared, contest, overlooked, promising
 from dynamiccl_ray.control.due import Due, untried
 from dynamiccl_ray.control.evidence import Estimates
 from dynamiccl_ray.control.state import Phase, State
@@ -167,8 +167,7 @@ class Loop(State):
     def _last_draw(self, rows: Int64, done: Int64) -> Bool:
         """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again."""
         draws = self.draws()[rows]
-        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
-        return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches & ~hopeless)
+        return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches)
 
     def _own_moved(self, of: Closed) -> Bool:
         """(R,) whether decisions were NCCL's own choice, and it takes another time now than it has taken."""
@@ -338,6 +337,9 @@ class Loop(State):
         again = self._last_draw(rows, done) & ~rests
         draw = (done < draws) & ~rests & ~again
         comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
+        compares = np.flatnonzero(comparing)
+        new = self._overlooked(rows[compares], flat[compares], measured.tried[compares])
+        following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again, OWN_ACTION, best))
         takes = np.where(draw | again, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
@@ -388,6 +390,13 @@ class Loop(State):
             observation=observation,
             outcome=take(self._outcome, rows),
         )
+
+    def _overlooked(self, rows: Int64, allowed: Bool, tried: Bool) -> Int64:
+        """(R,) see ``contest.overlooked``: others may have measured it since this key has drawn."""
+        if not len(rows):
+            return rows
+        expected = self.evidence.estimates(rows).of_actions(np.arange(len(rows)))
+        return overlooked(self.evidence, rows, allowed, expected, tried)
 
     def decide(self, rows: Int64, actions: Int64) -> None:
         """What has been decided (R,) for some of the keys that are due."""

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from looped import pair
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.control.contest import Contest, compared, contest, promising
+from dynamiccl_ray.control.contest import Contest, compared, contest, overlooked, promising
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.knobs import N_PAIRS
 
@@ -147,3 +147,16 @@ def test_what_promises_to_be_the_best_is_what_is_expected_to_be_nearly_as_good_a
     assert promising(evidence, KEY, ALL, expected - 0.2, 1).tolist() == [-1]
     nobody = np.zeros(0, np.int64)
     assert promising(_drawn(), nobody, ALL[:0], expected[:0], 1).tolist() == []
+
+
+def test_what_is_overlooked_is_of_a_pair_that_nobody_tried_and_is_expected_to_be_nearly_as_good() -> None:
+    evidence, tried = _drawn(), np.zeros((1, N_PAIRS), np.bool_)
+    expected = np.full((1, N_ACTIONS), np.inf, np.float32)
+    new, other = int(flat_action(7, 4, 0)), int(flat_action(8, 2, 1))
+    expected[0, [new, other, int(flat_action(3, 1, 1))]] = -0.17, -0.1, -0.5  # the best is at -0.2
+    tried[0, 3] = True
+    assert overlooked(evidence, KEY, ALL, expected, tried).tolist() == [new]
+    assert overlooked(evidence, KEY, ALL, expected + 0.05, tried).tolist() == [-1], "it is expected to be behind"
+    assert overlooked(evidence, KEY, np.zeros_like(ALL), expected, tried).tolist() == [-1]
+    tried[0, 7] = True
+    assert overlooked(evidence, KEY, ALL, expected, tried).tolist() == [-1]

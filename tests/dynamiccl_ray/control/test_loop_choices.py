@@ -81,6 +81,22 @@ def test_after_the_first_sequence_a_draw_of_what_is_known_goes_to_what_promises_
     assert {int(action_parts(action)[0]) for action in asked[17:]} == {1}
 
 
+def test_what_others_have_found_since_a_key_has_drawn_is_compared_as_well() -> None:
+    """Key 0 has drawn pair 1; then key 1, which is next to it in size, finds out that pair 2 is as good."""
+    loop = loop_of(some_keys(2), draws=4, compares=20)
+    times = lambda _, action: 3.0 if action == OWN_ACTION else 2.9  # noqa: E731
+    play(loop, 6, times, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    asked: list[int] = []
+    for drawn in (pair(1), pair(2)):
+        for _ in range(4):
+            play(loop, 1, times, rows=[0])
+            asked.append(int(loop.wanted[0]))
+        play(loop, 2, times, rows=[1], drawn=lambda due, a=drawn: np.full(due.draw.sum(), a))
+    assert pair(2) not in asked
+    play(loop, 1, times, rows=[0])
+    assert loop.wanted[0] == pair(2)
+
+
 def test_a_part_of_what_is_due_is_that_part_in_the_order_asked_for() -> None:
     due = _contested().due()
     for chosen in ([2, 0], [1], [], [0, 1, 2]):
