@@ -18,6 +18,8 @@ from dynamiccl_ray.knobs import N_PAIRS
 _MOST: Final = 24
 # Fastest pairs of a key of which what was not measured is looked at.
 _PAIRS: Final = 3
+# Such actions of a key that are looked at, those of which most is expected.
+_LOOK: Final = 16
 # By how much, as a log, such an action may be expected to be slower than the best.
 _REACH: Final = 0.05
 
@@ -76,12 +78,12 @@ def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32,
     are ``expected`` of it (R, N_ACTIONS): how much a chunk or many channels may cost, measuring others does not tell.
     """
     actions, samples, mean = _fastest(evidence, rows, allowed)
-    of_pair = N_CHANNELS * N_CHUNKS
-    pairs = _different(action_parts(actions)[0], _PAIRS)
-    others = (pairs[..., None] * of_pair + np.arange(of_pair)).reshape(len(rows), _PAIRS * of_pair)
     best = mean[:, :1] - evidence.baseline[rows][:, None]
     may = allowed & (evidence.samples[rows] == 0) & (expected <= best + _REACH)
-    may = np.take_along_axis(may, np.maximum(others, 0), -1) & (others >= 0)
+    may &= np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
+    time = np.where(may, expected, np.inf)
+    others = np.argpartition(time, _LOOK, -1)[:, :_LOOK]
+    may = np.take_along_axis(may, others, -1)
     at = unmeasured(actions, samples, mean, evidence.noise[rows].astype(np.float64), others, may, takes)
     return np.where(at >= 0, others[np.arange(len(rows)), at], -1)
 
@@ -124,10 +126,9 @@ def _least_by_row(row: Int64, value: Float64, n: int) -> Int64:
     return index
 
 
-def _different(values: Int64, n: int) -> Int64:
-    """(R, n) the first different ones of (R, N), filled up with -1."""
-    out = np.full((len(values), n), -1)
-    for row, of in zip(out, values.tolist(), strict=True):
-        first = list(dict.fromkeys(of))[:n]
-        row[: len(first)] = first
+def _first_pairs(actions: Int64) -> Bool:
+    """(R, N_PAIRS) the first ``_PAIRS`` different pairs of flat actions (R, M)."""
+    out = np.zeros((len(actions), N_PAIRS), np.bool_)
+    for row, pairs in zip(out, action_parts(actions)[0].tolist(), strict=True):
+        row[list(dict.fromkeys(pairs))[:_PAIRS]] = True
     return out
