@@ -122,7 +122,7 @@ def test_draws_differ_between_runs_and_repeat_in_each() -> None:
     assert (first != other).any()
 
 
-def test_nothing_new_is_tried_once_it_has_drawn() -> None:
+def test_nothing_new_is_tried_once_it_has_drawn_but_a_pair_that_others_have_found() -> None:
     class Restless(Stubborn):
         """Wants other channels and another chunk each time."""
 
@@ -138,7 +138,10 @@ def test_nothing_new_is_tried_once_it_has_drawn() -> None:
     drawn = BASELINE + learning.draws * DRAW
     trace, _ = _played(tcp(), Restless(8), drawn + 20 * learning.compare_samples)
     for key in trace.actions.T:
-        assert set(key[drawn:].tolist()) <= {OWN_ACTION, *key[:drawn].tolist()}
+        new = set(key[drawn:].tolist()) - {OWN_ACTION, *key[:drawn].tolist()}
+        pairs = {int(pair) for pair in action_parts(key[:drawn])[0]}
+        assert not pairs & {int(action_parts(action)[0]) for action in new}
+        assert len(new) <= 2
         assert len(set(key[:drawn].tolist())) > 2
 
 

@@ -13,7 +13,7 @@ from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from looped import loop_of, some_keys
 
-from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import part
 from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Measured, Phase
@@ -33,6 +33,7 @@ EDGES = {
     (Phase.EXPLOIT, Phase.CHECK),
     (Phase.CHECK, Phase.EXPLOIT),
     (Phase.CHECK, Phase.ADAPT),
+    (Phase.CHECK, Phase.BASELINE),
 }
 
 
@@ -61,6 +62,8 @@ class Key:
     """Samples of the check that is under way: they are recorded at its end."""
     adapting: bool = False
     """A check has measured NCCL's own choice anew."""
+    hopeless: bool = False
+    """NCCL's own choice took more than twice as long as something else before the last shift."""
     last_phase: Phase = Phase.BASELINE
 
     @property
@@ -68,7 +71,7 @@ class Key:
         if self.checking:
             return check.SAMPLES
         if not self.decisions:
-            return LEARNING["baseline_samples"]
+            return 1 if self.hopeless else LEARNING["baseline_samples"]
         return LEARNING["draw_samples" if self.decisions <= LEARNING["draws"] else "compare_samples"]
 
     @property
@@ -113,7 +116,12 @@ class Key:
         self.recorded, self.pending, self.over, self.checking = recorded, 0, True, True
 
     def checked(self, recorded: Counter[int], *, anew: bool) -> None:
-        """Is over: what its turns have measured is recorded, and after ``anew`` nothing else."""
+        """Is over: what its turns have measured is recorded, and after ``anew`` nothing else; nothing at all if NCCL's
+        own choice was not among it."""
+        if anew and not recorded:
+            self.call_off()
+            self.shift()
+            return
         before = Counter[int]() if anew else self.recorded
         assert sum((recorded - before).values()) == sum(recorded.values()) - sum(before.values()) == self.turned
         self.recorded, self.turned, self.checking = recorded, 0, False
@@ -247,6 +255,8 @@ class Interleavings(RuleBasedStateMachine):
         for i in shifted:
             assert self.keys[i].phase != Phase.BASELINE
             self.keys[i].shift()
+        for i, key in enumerate(self.keys):
+            key.hopeless = key.shifts > 0 and bool(self.loop.evidence.ratio(np.array([i])).min() < -check.HOPELESS)
         self._phases_follow_each_other_as_they_may()
         event(f"keys that alarmed: {min(len(raised), 2)}, that began anew beside them: {len(shifted) > len(raised)}")
 
@@ -268,8 +278,13 @@ class Interleavings(RuleBasedStateMachine):
         allowed = self.loop.allowed(due.row)
         for i, (row, action) in enumerate(zip(due.row.tolist(), actions.tolist(), strict=True)):
             assert action == OWN_ACTION or allowed[i].ravel()[action]
-            assert due.draw[i] or action == OWN_ACTION or self.keys[row].recorded[action], "only what was measured"
-            self.keys[row].decide(action)
+            key = self.keys[row]
+            compares = 0 <= key.decisions - LEARNING["draws"] < LEARNING["compares"]
+            found = (
+                compares and action_parts(action)[0] not in action_parts([a for a, n in key.recorded.items() if n])[0]
+            )
+            assert due.draw[i] or action == OWN_ACTION or key.recorded[action] or found
+            key.decide(action)
             assert due.takes[i] == self.keys[row].takes
         self.loop.decide(due.row, actions)
         self._phases_follow_each_other_as_they_may()

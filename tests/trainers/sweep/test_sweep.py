@@ -81,7 +81,7 @@ def test_every_trial_of_a_sweep_of_played_jobs_has_its_score(played: tuple[Path,
     out, result = played
     trials = result["trials"]
     assert [trial["status"] for trial in trials] == ["done"] * 4
-    assert [trial["params"]["control.learning.draws"] for trial in trials] == [96, 4, 12, 20]
+    assert [trial["params"]["control.learning.draws"] for trial in trials] == [64, 4, 12, 20]
     assert [len(list(out.glob("trials/*-seed-*/score.json")))] == [8]
     for trial in trials:
         # 35 sizes: what is lost of each is the mean over its collectives.
@@ -148,7 +148,7 @@ def test_a_killed_sweep_goes_on_and_repeats_no_trial_that_was_done(tmp_path: Pat
     result = json.loads(again.stdout)
     assert [trial["status"] for trial in result["trials"]] == ["done"] * 4
     # Tune puts first what it has to run again.
-    assert [trial["params"]["control.learning.draws"] for trial in result["trials"]] == [96, 4, 12, 20]
+    assert [trial["params"]["control.learning.draws"] for trial in result["trials"]] == [64, 4, 12, 20]
     assert {score: score.stat().st_mtime_ns for score in done} == done
     assert {*re.findall(r"trial (\d) starts", again.stderr)} == {"2", "3"}
 
@@ -199,12 +199,12 @@ def test_sweeps_of_curricula_end_under_every_scheduler_and_sampler(tmp_path: Pat
 
 
 def test_a_trial_that_fails_says_why_and_ends_nothing_else(tmp_path: Path) -> None:
-    # One decision more than the run has rounds for.
-    short = {**PLAYED["set"], "stop.rounds": 3}
+    # More decisions than the run has rounds for.
+    short = {**PLAYED["set"], "stop.rounds": 2}
     result = _run(tmp_path, {**PLAYED, "set": short, "space": {"control.learning.draws": [4]}, "seeds": [0]})
     by_draws = {trial["params"]["control.learning.draws"]: trial for trial in result["trials"]}
-    assert by_draws[96]["status"] == "failed"
-    assert "the run ended while it still learned" in by_draws[96]["failure"]
+    assert by_draws[64]["status"] == "failed"
+    assert "the run ended while it still learned" in by_draws[64]["failure"]
     assert by_draws[4]["status"] == "done"
     assert result["best"]["params"] == {"control.learning.draws": 4}
     assert result["compared"] is None
