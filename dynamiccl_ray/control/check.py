@@ -4,6 +4,8 @@ An alarm says that times have moved. Often all actions have moved alike: the net
 the actions that matter are measured once more, in turns, so that what wanders is the same for all of them: the one in
 force, NCCL's own, and the best of those that contend. Only where they stand to each other in another way than before is
 there anything to learn.
+
+What was too far behind to contend is looked at once, a pair at a time: it may have become the best all the same.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from dynamiccl_ray.control.trigger import BATCH
 SAMPLES: Final = 2
 """Collectives of each turn."""
 TURNS: Final = 3
-"""Of each action."""
-# Actions: in force, NCCL's own, the best of two other pairs, and the best of this pair otherwise.
-_PLACES: Final = 5
+"""Of each action that contends."""
+# Actions that contend: in force, NCCL's own, the best of two other pairs, and the best of this pair otherwise.
+_CONTEND: Final = 5
+# Actions that are looked at, of further pairs.
+_LOOKS: Final = 3
+_PLACES: Final = _CONTEND + _LOOKS
 # Further behind than this, as a log, an action contends no more.
 _REACH: Final = 0.3
-# NCCL's own choice is measured all the same, but for one that takes twice as long.
+# NCCL's own choice is measured all the same, and others are looked at, but for what takes twice as long.
 HOPELESS: Final = 0.7
 # A difference between two actions has changed beyond so many standard errors, and by so much. Where it has changed
 # that far the network is another, whichever of them is the faster one.
@@ -54,11 +59,12 @@ class Checks:
     """Of K keys."""
 
     actions: Int64
-    """(K, 5) flat actions that are measured, the one in force first; -1 behind the last one."""
+    """(K, 8) flat actions that are measured: 5 that contend, the one in force first, and 3 that are looked at; -1
+    behind the last one of either."""
     times: Float64
-    """(K, 5, TURNS) mean log time of each turn."""
+    """(K, 8, TURNS) mean log time of each turn; of what is looked at, of the one collective."""
     samples: Float64
-    """(K, 5) in all turns, and their squared deviations within these."""
+    """(K, 8) in all turns, and their squared deviations within these."""
     square: Float64
     turn: Int64
     """(K,) of the check, from 0."""
@@ -88,30 +94,46 @@ class Checks:
         self.actions[rows], self.turn[rows] = -1, 0
         self.samples[rows] = self.square[rows] = 0
         for row, action, may in zip(rows.tolist(), wanted.tolist(), allowed, strict=True):
-            chosen = _contenders(row, action, evidence, may)
-            self.actions[row, : len(chosen)] = chosen
+            contend, look = _contenders(row, action, evidence, may)
+            self.actions[row, : len(contend)] = contend
+            self.actions[row, _CONTEND : _CONTEND + len(look)] = look
 
     def next(self, rows: Int64) -> Int64:
         """(R,) the action of the turn that comes."""
-        return np.asarray(self.actions[rows, self.turn[rows] % self._width(rows)])
+        return np.asarray(self.actions[rows, self._next(rows)[1]])
+
+    def takes(self, rows: Int64) -> Int64:
+        """(R,) collectives of the turn that comes."""
+        return np.where(self._next(rows)[1] < _CONTEND, SAMPLES, 1)
 
     def record(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> Bool:
         """A turn (R,) of each of these keys is over. Whether it was the last."""
-        turn, place = np.divmod(self.turn[rows], self._width(rows))
+        turn, place = self._next(rows)
         self.times[rows, place, turn] = mean
+        looks = place >= _CONTEND
+        self.times[rows[looks], place[looks]] = mean[looks, None]
         self.samples[rows, place] += samples
         self.square[rows, place] += square
         self.turn[rows] += 1
-        return np.asarray(self.turn[rows] == TURNS * self._width(rows))
+        return np.asarray(self.turn[rows] == TURNS * self._contending(rows) + self._looks(rows))
 
     def level(self, rows: Int64) -> Float64:
-        """(R, 5) log times of a check that is over: of the action in force the median of its turns, and of the others
+        """(R, 8) log times of a check that is over: of the action in force the median of its turns, and of the others
         what they were off from it, turn by turn. So what lasts for less than a turn changes none of them."""
         own = self.times[rows, :1]
         return np.asarray(np.median(own, -1) + np.median(self.times[rows] - own, -1))
 
-    def _width(self, rows: Int64) -> Int64:
-        return np.asarray((self.actions[rows] >= 0).sum(-1))
+    def _next(self, rows: Int64) -> tuple[Int64, Int64]:
+        """(R,) which turn of its action comes, and the place of that."""
+        turn, width = self.turn[rows], self._contending(rows)
+        look = turn - TURNS * width
+        return np.where(look < 0, turn // width, 0), np.where(look < 0, turn % width, _CONTEND + look)
+
+    def _contending(self, rows: Int64) -> Int64:
+        return np.asarray((self.actions[rows, :_CONTEND] >= 0).sum(-1))
+
+    def _looks(self, rows: Int64) -> Int64:
+        return np.asarray((self.actions[rows, _CONTEND:] >= 0).sum(-1))
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
         """(R,) whether the actions of a check that is over stand to each other in another way than ``evidence`` has it.
@@ -119,8 +141,9 @@ class Checks:
         out = np.zeros(len(rows), np.bool_)
         # The median of three is that much less sure than their mean.
         turn = _MEDIAN * np.sqrt(2 / TURNS * BATCH / SAMPLES) * deviation
+        look = np.sqrt(BATCH * (1 + _MEDIAN**2 / (TURNS * SAMPLES))) * deviation
         for i, (row, level) in enumerate(zip(rows.tolist(), self.level(rows), strict=True)):
-            places = int(self._width(rows[i : i + 1])[0])
+            places = int(self._contending(rows[i : i + 1])[0])
             actions, now = self.actions[row, :places], level[:places]
             of = np.full(places, row)
             then, samples = evidence.mean(of, actions), evidence.samples[of, actions]
@@ -128,7 +151,9 @@ class Checks:
             error = np.sqrt(turn[i] ** 2 + float(evidence.noise[row]) ** 2 * (1 / samples + 1 / samples[0]))
             changed = np.abs(moved) > np.maximum(_SURE * error, _LEAST)
             overtaken = changed & (now < now[0])
-            out[i] = bool((overtaken | (changed & (np.abs(moved) > _FAR))).any())
+            looks = level[_CONTEND:][self.actions[row, _CONTEND:] >= 0]
+            ahead = looks < now[0] - max(_SURE * look[i], _LEAST)
+            out[i] = bool((overtaken | (changed & (np.abs(moved) > _FAR))).any() or ahead.any())
         return out
 
     def stand(self, rows: Int64, measured: Int64) -> None:
@@ -158,20 +183,22 @@ class Checks:
             getattr(self, name)[:] = state[name]
 
 
-def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> list[int]:
-    """What to measure: ``wanted``, NCCL's own choice, and of what was measured and is ``allowed`` (N_ACTIONS,) the
-    fastest."""
+def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> tuple[list[int], list[int]]:
+    """What contends: ``wanted``, NCCL's own choice, and of what was measured and is ``allowed`` (N_ACTIONS,) the
+    fastest; and what is to be looked at, the fastest of other pairs."""
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
     alone = wanted == OWN_ACTION or float(evidence.baseline[row]) - now > HOPELESS
-    chosen = [wanted] if alone else [wanted, OWN_ACTION]
+    contend = [wanted] if alone else [wanted, OWN_ACTION]
     measured = np.flatnonzero((evidence.samples[row] > 0) & allowed)
     measured = measured[~np.isin(measured, [wanted, OWN_ACTION])]
     mean = evidence.mean(np.full(len(measured), row), measured)
-    near = mean <= now + _REACH
-    order = measured[near][np.argsort(mean[near], kind="stable")]
+    order = measured[np.argsort(mean, kind="stable")]
+    behind = np.sort(mean, kind="stable") - now
     pair = action_parts(order)[0]
     mine = int(action_parts(np.array([wanted]))[0][0])
     _, first = np.unique(pair, return_index=True)
-    others = [int(order[i]) for i in sorted(first) if pair[i] != mine]
-    alike = order[pair == mine]
-    return chosen + others[:2] + [int(a) for a in alike[:1]]
+    others = [i for i in sorted(first.tolist()) if pair[i] != mine]
+    near = [i for i in others if behind[i] <= _REACH][:2]
+    far = [i for i in others if i not in near and behind[i] <= HOPELESS][:_LOOKS]
+    alike = np.flatnonzero((pair == mine) & (behind <= _REACH))[:1].tolist()
+    return contend + order[near + alike].tolist(), order[far].tolist()

@@ -106,7 +106,8 @@ class Loop(State):
         drawn = (self.decisions <= self.draws()) & (self.resting == 0)
         takes = np.where(drawn, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
-        takes = np.where(self.phase == Phase.CHECK, check.SAMPLES, takes)
+        checking = np.flatnonzero(self.phase == Phase.CHECK)
+        takes[checking] = self.checks.takes(checking)
         takes = np.where(self._over, 0, takes)
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
 
@@ -345,7 +346,7 @@ class Loop(State):
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked = self.checks.next(rows[checking])
         fixed[checking] = np.where(flat[checking, asked], asked, best[checking])
-        takes[checking] = check.SAMPLES
+        takes[checking] = self.checks.takes(rows[checking])
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)

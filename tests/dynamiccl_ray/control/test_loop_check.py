@@ -40,7 +40,7 @@ def _checked(loop: Loop, times: Times, sigma: float = 0.01) -> list[Drift]:
     """All turns of row 0."""
     drifts: list[Drift] = []
     while loop.phase[0] == Phase.CHECK:
-        assert loop.need[0] in (0, check.SAMPLES)
+        assert loop.need[0] in (0, 1, check.SAMPLES)
         drifts += play(loop, 1, times, sigma=sigma, rows=[0])
     return drifts
 
@@ -135,6 +135,49 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
     # Where it is not, it takes four samples.
     loop.shift(np.array([1]))
     assert loop.need[1] == 4
+
+
+def _far(by: float = 0.0, ahead: float = -0.5) -> Times:
+    """Pair 1 is the best, and takes ``by`` longer; pair 2 was so far behind that it did not contend."""
+    return lambda row, action: {OWN_ACTION: 3.0 + by, pair(1): 2.9 + by, pair(2): 2.9 + by - ahead}.get(action, 4.5)
+
+
+def _drawn_far() -> Loop:
+    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    for i in range(20):
+        drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        play(loop, 1, _far(), sigma=0.01, seed=i, rows=[0], drawn=drawn)
+    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
+    return loop
+
+
+def test_a_pair_that_was_too_far_behind_to_contend_is_looked_at_once() -> None:
+    loop = _drawn_far()
+    before = loop.evidence.samples[0].copy()
+    _alarm(loop, _far(0.2))
+    assert pair(2) not in loop.checks.actions[0, :5].tolist()
+    assert loop.checks.actions[0, 5:].tolist() == [pair(2), -1, -1]
+    assert [drift.anew for drift in _checked(loop, _far(0.2))] == [False]
+    assert loop.evidence.samples[0, pair(2)] - before[pair(2)] == 1
+    assert loop.evidence.mean(np.array([0]), np.array([pair(2)]))[0] == pytest.approx(3.6, abs=0.03)
+
+
+def test_where_what_was_too_far_behind_to_contend_is_the_best_now_the_key_learns_anew() -> None:
+    loop = _drawn_far()
+    # All that contended takes half as long again, and stands to each other as before.
+    _alarm(loop, _far(0.25))
+    assert [drift.anew for drift in _checked(loop, _far(0.25, ahead=0.2))] == [True]
+    assert loop.phase[0] == Phase.ADAPT
+    assert loop.evidence.mean(np.array([0]), np.array([pair(2)]))[0] == pytest.approx(2.95, abs=0.03)
+
+
+def test_a_look_that_is_ahead_by_less_than_noise_explains_is_no_difference() -> None:
+    loop, row = _drawn_far(), np.array([0])
+    loop._check(row)
+    assert [drift.anew for drift in _checked(loop, _far(ahead=0.12))] == [True]
+    # Of one collective, by how much means of 8 vary.
+    for deviation, differs in ((0.005, True), (0.02, False)):
+        assert loop.checks.differs(row, loop.evidence, np.array([deviation]))[0] == differs
 
 
 def test_what_comes_and_goes_during_a_check_is_no_difference() -> None:

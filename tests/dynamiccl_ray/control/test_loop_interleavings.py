@@ -60,6 +60,8 @@ class Key:
     checking: bool = False
     turned: int = 0
     """Samples of the check that is under way: they are recorded at its end."""
+    turns: int = 0
+    """Of what contends in it, that are left: what comes after them is looked at once."""
     adapting: bool = False
     """A check has measured NCCL's own choice anew."""
     hopeless: bool = False
@@ -69,7 +71,7 @@ class Key:
     @property
     def takes(self) -> int:
         if self.checking:
-            return check.SAMPLES
+            return check.SAMPLES if self.turns > 0 else 1
         if not self.decisions:
             return 1 if self.hopeless else LEARNING["baseline_samples"]
         return LEARNING["draw_samples" if self.decisions <= LEARNING["draws"] else "compare_samples"]
@@ -96,6 +98,7 @@ class Key:
         if self.checking:
             # What comes once a turn is over is not used.
             self.turned += 0 if self.over else self.pending
+            self.turns -= 0 if self.over else 1
             self.lost += self.pending if self.over else 0
             self.used += 0 if self.over else self.pending
         elif doubtful and self.recorded[self.wanted] >= 24:
@@ -106,14 +109,15 @@ class Key:
         self.pending, self.over = 0, True
         return True
 
-    def check(self, recorded: Counter[int]) -> None:
-        """Begins: the decision that raised it, or is open, is not recorded."""
+    def check(self, recorded: Counter[int], contend: int) -> None:
+        """Begins, with so many actions that contend: the decision that raised it, or is open, is not recorded."""
         gone = self.recorded - recorded
         assert not recorded - self.recorded
         assert set(gone) <= {self.wanted}
         self.lost += sum(gone.values()) + self.pending
         self.used -= sum(gone.values())
         self.recorded, self.pending, self.over, self.checking = recorded, 0, True, True
+        self.turns = check.TURNS * contend
 
     def checked(self, recorded: Counter[int], *, anew: bool) -> None:
         """Is over: what its turns have measured is recorded, and after ``anew`` nothing else; nothing at all if NCCL's
@@ -249,7 +253,7 @@ class Interleavings(RuleBasedStateMachine):
                 key.checked(self._recorded(i), anew=i in shifted)
                 shifted.discard(i)
             elif phase == Phase.CHECK and not key.checking:
-                key.check(self._recorded(i))
+                key.check(self._recorded(i), int((self.loop.checks.actions[i, :5] >= 0).sum()))
         for alarm in alarms:
             assert alarm.sample == -1 or (row[alarm.sample] == alarm.row and not late[alarm.sample])
         for i in shifted:
