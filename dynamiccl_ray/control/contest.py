@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, where_true
 from dynamiccl_ray.control.comparing import compare, unmeasured
 from dynamiccl_ray.control.evidence import Evidence
@@ -20,6 +20,8 @@ _MOST: Final = 24
 _PAIRS: Final = 3
 # Such actions of a key that are looked at, those of which most is expected.
 _LOOK: Final = 16
+# Fastest actions of a key that are looked at with one step more or less of channels or of chunk, whatever is expected.
+_BESIDE: Final = 2
 # By how much, as a log, such an action may be expected to be slower than the best.
 _REACH: Final = 0.05
 
@@ -74,14 +76,17 @@ def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32,
     """(R,) the flat action that is worth most of what is ``allowed`` (R, N_ACTIONS) and was not measured since the last
     shift, if it is worth so many samples, see ``unmeasured``; -1 for none.
 
-    It is one of the pairs that were the fastest, and nearly as good as the best by the log times over the baseline that
-    are ``expected`` of it (R, N_ACTIONS): how much a chunk or many channels may cost, measuring others does not tell.
+    It is of one of the pairs that were the fastest, and nearly as good as the best by the log times over the baseline
+    that are ``expected`` of it (R, N_ACTIONS): how much a chunk or many channels may cost, measuring others does not
+    tell. Or it is one step of channels or of chunk from one of the fastest actions.
     """
     actions, samples, mean = _fastest(evidence, rows, allowed)
     best = mean[:, :1] - evidence.baseline[rows][:, None]
-    may = allowed & (evidence.samples[rows] == 0) & (expected <= best + _REACH)
-    may &= np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
-    time = np.where(may, expected, np.inf)
+    new = allowed & (evidence.samples[rows] == 0)
+    beside = new & _beside(actions[:, :_BESIDE], samples[:, :_BESIDE] > 0)
+    may = new & (expected <= best + _REACH) & np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
+    may |= beside
+    time = np.where(beside, -np.inf, np.where(may, expected, np.inf))
     others = np.argpartition(time, _LOOK, -1)[:, :_LOOK]
     may = np.take_along_axis(may, others, -1)
     at = unmeasured(actions, samples, mean, evidence.noise[rows].astype(np.float64), others, may, takes)
@@ -131,4 +136,19 @@ def _first_pairs(actions: Int64) -> Bool:
     out = np.zeros((len(actions), N_PAIRS), np.bool_)
     for row, pairs in zip(out, action_parts(actions)[0].tolist(), strict=True):
         row[list(dict.fromkeys(pairs))[:_PAIRS]] = True
+    return out
+
+
+def _beside(actions: Int64, there: Bool) -> Bool:
+    """(R, N_ACTIONS) what is one step of channels or of chunk from flat actions (R, M) that are ``there`` (R, M). From
+    NCCL's own, 0, there are none."""
+    out = np.zeros((len(actions), N_ACTIONS), np.bool_)
+    row = np.broadcast_to(np.arange(len(actions))[:, None], actions.shape)
+    pair, *parts = action_parts(actions)
+    for part, values in enumerate((N_CHANNELS, N_CHUNKS)):
+        for step in (-1, 1):
+            to = parts[part] + step
+            may = there & (parts[part] > 0) & (to > 0) & (to < values)
+            stepped = [*parts[:part], to, *parts[part + 1 :]]
+            out[row[may], flat_action(pair, *stepped)[may]] = True
     return out

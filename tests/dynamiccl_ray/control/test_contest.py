@@ -143,7 +143,7 @@ def test_what_promises_to_be_the_best_is_what_is_expected_to_be_nearly_as_good_a
     evidence = _drawn(noise=0.01)
     for channels in (5, 7):
         measured(evidence, 0, int(flat_action(3, channels, 0)), 100, 3.6, 0.01)
-    measured(evidence, 0, int(flat_action(4, 1, 0)), 100, 2.6, 0.01)
+    measured(evidence, 0, pair(4), 100, 2.6, 0.01)
     assert promising(evidence, KEY, ALL, expected - 0.2, 1).tolist() == [-1]
     nobody = np.zeros(0, np.int64)
     assert promising(_drawn(), nobody, ALL[:0], expected[:0], 1).tolist() == []
@@ -160,3 +160,17 @@ def test_what_is_overlooked_is_of_a_pair_that_nobody_tried_and_is_expected_to_be
     assert overlooked(evidence, KEY, np.zeros_like(ALL), expected, tried).tolist() == [-1]
     tried[0, 7] = True
     assert overlooked(evidence, KEY, ALL, expected, tried).tolist() == [-1]
+
+
+def test_what_is_one_step_from_the_fastest_is_looked_at_whatever_is_expected_of_it() -> None:
+    """Where a model is wrong about channels, nothing that it says leads to the right ones."""
+    evidence, expected = store(1), np.full((1, N_ACTIONS), 9.0, np.float32)
+    fastest, beside = int(flat_action(3, 4, 2)), [(3, 3, 2), (3, 5, 2), (3, 4, 1), (3, 4, 3)]
+    for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.5), (pair(2), 2.6), (pair(4), 2.7)):
+        measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
+    tried = []
+    while (action := int(promising(evidence, KEY, ALL, expected, 1)[0])) >= 0:
+        tried.append(tuple(int(part) for part in action_parts(action)))
+        measured(evidence, 0, action, 1, 2.6)
+    assert sorted(tried) == sorted(beside), "of NCCL's own channels and chunk nobody knows what is beside them"
+    assert not promising(evidence, KEY, ~ALL, expected, 1)[0] >= 0
