@@ -5,7 +5,8 @@ the actions that matter are measured once more, in turns, so that what wanders i
 force, NCCL's own, and the best of those that contend. Only where they stand to each other in another way than before is
 there anything to learn.
 
-What was too far behind to contend is looked at once, a pair at a time: it may have become the best all the same.
+Other pairs are looked at once: what was far behind may have become the best all the same. One look is no proof. What is
+ahead by it is checked again, in turns with the action in force.
 """
 
 from __future__ import annotations
@@ -141,7 +142,6 @@ class Checks:
         out = np.zeros(len(rows), np.bool_)
         # The median of three is that much less sure than their mean.
         turn = _MEDIAN * np.sqrt(2 / TURNS * BATCH / SAMPLES) * deviation
-        look = np.sqrt(BATCH * (1 + _MEDIAN**2 / (TURNS * SAMPLES))) * deviation
         for i, (row, level) in enumerate(zip(rows.tolist(), self.level(rows), strict=True)):
             places = int(self._contending(rows[i : i + 1])[0])
             actions, now = self.actions[row, :places], level[:places]
@@ -151,10 +151,22 @@ class Checks:
             error = np.sqrt(turn[i] ** 2 + float(evidence.noise[row]) ** 2 * (1 / samples + 1 / samples[0]))
             changed = np.abs(moved) > np.maximum(_SURE * error, _LEAST)
             overtaken = changed & (now < now[0])
-            looks = level[_CONTEND:][self.actions[row, _CONTEND:] >= 0]
-            ahead = looks < now[0] - max(_SURE * look[i], _LEAST)
-            out[i] = bool((overtaken | (changed & (np.abs(moved) > _FAR))).any() or ahead.any())
+            out[i] = bool((overtaken | (changed & (np.abs(moved) > _FAR))).any())
         return out
+
+    def again(self, rows: Int64, deviation: Float64) -> Bool:
+        """(R,) whether in a check that is over what was looked at is ahead of all that contends. Then the best of that
+        contends with the action in force in a check that begins here. ``deviation`` as in ``differs``."""
+        level, there = self.level(rows), self.actions[rows] >= 0
+        least = np.where(there, level, np.inf)[:, :_CONTEND].min(-1)
+        looks = np.where(there, level, np.inf)[:, _CONTEND:]
+        error = np.sqrt(BATCH * (1 + _MEDIAN**2 / (TURNS * SAMPLES))) * deviation
+        ahead = looks.min(-1) < least - np.maximum(_SURE * error, _LEAST)
+        of = rows[ahead]
+        best = self.actions[of, _CONTEND + looks[ahead].argmin(-1)]
+        self.actions[of, 1], self.actions[of, 2:] = best, -1
+        self.turn[of] = self.samples[of] = self.square[of] = 0
+        return np.asarray(ahead)
 
     def stand(self, rows: Int64, measured: Int64) -> None:
         """The choice of these keys stood, at so many samples (R,) of each."""
@@ -185,15 +197,15 @@ class Checks:
 
 def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> tuple[list[int], list[int]]:
     """What contends: ``wanted``, NCCL's own choice, and of what was measured and is ``allowed`` (N_ACTIONS,) the
-    fastest; and what is to be looked at, the fastest of other pairs."""
+    fastest; and what is to be looked at, the fastest of further pairs."""
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
     alone = wanted == OWN_ACTION or float(evidence.baseline[row]) - now > HOPELESS
     contend = [wanted] if alone else [wanted, OWN_ACTION]
     measured = np.flatnonzero((evidence.samples[row] > 0) & allowed)
     measured = measured[~np.isin(measured, [wanted, OWN_ACTION])]
     mean = evidence.mean(np.full(len(measured), row), measured)
-    order = measured[np.argsort(mean, kind="stable")]
-    behind = np.sort(mean, kind="stable") - now
+    by = np.argsort(mean, kind="stable")
+    order, behind = measured[by], mean[by] - now
     pair = action_parts(order)[0]
     mine = int(action_parts(np.array([wanted]))[0][0])
     _, first = np.unique(pair, return_index=True)

@@ -148,7 +148,8 @@ class Loop(State):
         moved = rows[last & quiet & self._own_moved(of)]
         # What may be of another network says nothing of this one; where little is known yet, it has to.
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
-        of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful)).into(self.evidence.record)
+        known = ~np.isin(rows, moved)
+        of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & known)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
@@ -231,7 +232,11 @@ class Loop(State):
         rows = of.rows[self.checks.record(of.rows, of.samples, of.mean, of.square)]
         if not len(rows):
             return []
-        differs = self.checks.differs(rows, self.evidence, self.cusum.deviation(rows))
+        deviation = self.cusum.deviation(rows)
+        differs = self.checks.differs(rows, self.evidence, deviation)
+        over = differs.copy()
+        over[~differs] = ~self.checks.again(rows[~differs], deviation[~differs])
+        rows, differs = rows[over], differs[over]
         stands, anew = rows[~differs], rows[differs]
         known = self.evidence.mean(stands, self.checks.actions[stands, 0])
         self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
@@ -314,8 +319,10 @@ class Loop(State):
     def exploited(self) -> Int64:
         """(K,) flat action that each key exploits, or has exploited until its check began; -1 for a key that learns."""
         compared = self.decisions > self.draws() + self.control.learning.compares
-        checked = (self.phase == Phase.CHECK) & compared
-        return np.select([self.phase == Phase.EXPLOIT, checked], [self.wanted, self.checks.actions[:, 0]], -1)
+        # Until something else is decided, what a check measured last is in force, also once it is over.
+        checked = (self.phase == Phase.CHECK) | (self.checks.turn > 0)
+        exploits = np.isin(self.phase, (Phase.EXPLOIT, Phase.CHECK)) & compared
+        return np.where(exploits, np.where(checked, self.checks.actions[:, 0], self.wanted), -1)
 
     # -- decisions --
 
@@ -410,7 +417,9 @@ class Loop(State):
         again = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
         compared = self.decisions[rows] > self.draws()[rows] + learning.compares
         after = np.where(compared, Phase.EXPLOIT, again)
-        self.phase[rows] = np.where(self.phase[rows] == Phase.CHECK, Phase.CHECK, after)
+        checking = self.phase[rows] == Phase.CHECK
+        self.phase[rows] = np.where(checking, Phase.CHECK, after)
+        self.checks.turn[rows[~checking]] = 0
 
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
