@@ -53,6 +53,7 @@ _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "stood": ((), np.int64, 0),
     "calm_until": ((), np.int64, 0),
     "asked": ((), np.int64, 0),
+    "began": ((), np.int64, 0),
 }
 
 
@@ -75,6 +76,8 @@ class Checks:
     """(K,) samples of the key, ever, until which alarms are not looked into."""
     asked: Int64
     """(K,) 1 where there was an alarm in that time."""
+    began: Int64
+    """(K,) decisions of the key when its check began."""
 
     def __init__(self) -> None:
         for name, (shape, kind, _) in _SHAPES.items():
@@ -90,8 +93,10 @@ class Checks:
         for name in _SHAPES:
             setattr(self, name, getattr(self, name)[rows])
 
-    def begin(self, rows: Int64, wanted: Int64, evidence: Evidence, allowed: Bool) -> None:
-        """Keys (R,) whose ``wanted`` (R,) action has another time now; ``allowed`` (R, N_ACTIONS) may be measured."""
+    def begin(self, rows: Int64, wanted: Int64, decisions: Int64, evidence: Evidence, allowed: Bool) -> None:
+        """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
+        (R, N_ACTIONS) may be measured."""
+        self.began[rows] = decisions
         self.actions[rows], self.turn[rows] = -1, 0
         self.samples[rows] = self.square[rows] = 0
         for row, action, may in zip(rows.tolist(), wanted.tolist(), allowed, strict=True):

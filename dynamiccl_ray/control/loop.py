@@ -148,8 +148,9 @@ class Loop(State):
         moved = rows[last & quiet & self._own_moved(of)]
         # What may be of another network says nothing of this one; where little is known yet, it has to.
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
-        known = ~np.isin(rows, moved)
-        of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & known)).into(self.evidence.record)
+        # What shows that NCCL's own choice has moved is what it takes now: the check is against what it took.
+        same = ~np.isin(rows, moved)
+        of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & same)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
@@ -219,7 +220,8 @@ class Loop(State):
 
     def _check(self, rows: Int64) -> None:
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
-        self.checks.begin(rows, self.wanted[rows], self.evidence, self.allowed(rows).reshape(-1, N_ACTIONS))
+        allowed = self.allowed(rows).reshape(-1, N_ACTIONS)
+        self.checks.begin(rows, self.wanted[rows], self.decisions[rows], self.evidence, allowed)
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
@@ -241,7 +243,7 @@ class Loop(State):
         known = self.evidence.mean(stands, self.checks.actions[stands, 0])
         self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
         # What was checked before it was compared is compared now, and there was no alarm.
-        early = self.decisions[stands] <= self.draws()[stands] + self.control.learning.compares
+        early = self.checks.began[stands] < self.draws()[stands] + self.control.learning.compares
         self.decisions[stands[early]] = self.draws()[stands[early]]
         self.checks.stand(stands[~early], self.measured[stands[~early]])
         if len(anew):

@@ -189,9 +189,9 @@ def _five(by: float = 0.0) -> Times:
     )
 
 
-def _drawn_five(slower: float = 0.0, seed: int = 0) -> tuple[Loop, list[Drift]]:
+def _drawn_five(slower: float = 0.0, seed: int = 0, **learning: int) -> tuple[Loop, list[Drift]]:
     """A key that has drawn all five; from the last draw on all take longer by so much."""
-    loop, drifts = loop_of(some_keys(2), draws=12, draw_samples=1), []
+    loop, drifts = loop_of(some_keys(2), draws=12, draw_samples=1, **learning), []
     for i in range(70):
         drawn = lambda due, of=1 + i % 5: np.full(due.draw.sum(), pair(of))  # noqa: E731
         times = _five(slower if i > 11 else 0.0)
@@ -219,6 +219,21 @@ def test_what_has_always_been_ahead_of_the_action_in_force_is_no_difference(slow
         loop, drifts = _drawn_five(slower, seed)
         assert [(drift.row, drift.anew) for drift in drifts] == [(0, False)]
         assert loop.shifts[0] == 0
+
+
+def test_what_was_checked_before_it_was_compared_is_compared_however_long_the_check_took() -> None:
+    loop, drifts = _drawn_five(0.2, compares=4)
+    assert [drift.anew for drift in drifts] == [False]
+    assert loop.checks.stood[0] == 0, "an alarm is looked into at once"
+
+
+def test_what_takes_twice_as_long_is_not_looked_at() -> None:
+    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    for i in range(20):
+        drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        play(loop, 1, _far(ahead=-0.8), sigma=0.01, seed=i, rows=[0], drawn=drawn)
+    _alarm(loop, _far(0.2, ahead=-0.8))
+    assert (loop.checks.actions[0, 5:] == -1).all()
 
 
 def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stands() -> None:

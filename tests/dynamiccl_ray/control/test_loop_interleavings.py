@@ -119,6 +119,12 @@ class Key:
         self.recorded, self.pending, self.over, self.checking = recorded, 0, True, True
         self.turns = check.TURNS * contend
 
+    def check_again(self) -> None:
+        """What was looked at is ahead: that and the action in force contend, and what else was measured is not used."""
+        self.lost += self.turned
+        self.used -= self.turned
+        self.turned, self.turns = 0, 2 * check.TURNS
+
     def checked(self, recorded: Counter[int], *, anew: bool) -> None:
         """Is over: what its turns have measured is recorded, and after ``anew`` nothing else; nothing at all if NCCL's
         own choice was not among it."""
@@ -252,6 +258,8 @@ class Interleavings(RuleBasedStateMachine):
                 assert [alarm.anew for alarm in alarms if alarm.row == i] == [i in shifted]
                 key.checked(self._recorded(i), anew=i in shifted)
                 shifted.discard(i)
+            elif key.checking and key.turned and self.loop.checks.turn[i] == 0:
+                key.check_again()
             elif phase == Phase.CHECK and not key.checking:
                 key.check(self._recorded(i), int((self.loop.checks.actions[i, :5] >= 0).sum()))
         for alarm in alarms:
