@@ -239,6 +239,7 @@ def test_what_takes_twice_as_long_is_not_looked_at() -> None:
 def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stands() -> None:
     loop, looks = _drawn_far(), 0
     _alarm(loop, _far(0.2))
+    before = loop.evidence.samples[0, pair(1)]
     while loop.phase[0] == Phase.CHECK:
         look = loop.wanted[0] == pair(2)
         times = _far(0.2, ahead=0.3) if look and not looks else _far(0.2)
@@ -247,7 +248,32 @@ def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stan
         assert loop.exploited()[0] == pair(1)
     assert [drift.anew for drift in drifts] == [False]
     assert looks == 1 + check.TURNS
+    assert loop.evidence.samples[0, pair(1)] - before == check.TURNS * check.SAMPLES, "of the second check alone"
     assert (loop.shifts[0], loop.exploited()[0]) == (0, pair(1)), "what the check measured last is not exploited"
+
+
+def test_only_what_is_ahead_of_all_that_contends_is_checked_again() -> None:
+    loop, row, one = _drawn_far(), np.array([0]), np.ones(1)
+    for look, again in ((2.85, False), (2.6, True)):
+        loop._check(row)
+        for _ in range(check.TURNS):
+            for time in (2.9, 2.7):  # in force, and NCCL's own choice
+                loop.checks.record(row, 2 * one, time * one, 0 * one)
+        assert loop.checks.record(row, one, look * one, 0 * one)[0]
+        assert loop.checks.again(row, np.array([0.001]))[0] == again
+
+
+def test_a_key_exploits_its_choice_also_before_something_is_decided_after_its_check() -> None:
+    loop = _drawn_far()
+    _alarm(loop, _far(0.2))
+    while loop.phase[0] == Phase.CHECK:
+        due = loop.due()
+        loop.decide(due.row, due.actions(np.zeros(due.draw.sum(), np.int64)))
+        row, action = np.zeros(loop.need[0], np.int64), np.full(loop.need[0], loop.wanted[0])
+        log_us = np.full(len(row), _far(0.2)(0, int(loop.wanted[0])))
+        loop.observe(Measured(row=row, action=action, log_us=log_us, skew=np.zeros(len(row))))
+    assert loop.wanted[0] == pair(2), "what was measured last"
+    assert loop.exploited()[0] == pair(1)
 
 
 def test_what_comes_and_goes_during_a_check_is_no_difference() -> None:
