@@ -174,3 +174,15 @@ def test_what_is_one_step_from_the_fastest_is_looked_at_whatever_is_expected_of_
         measured(evidence, 0, action, 1, 2.6)
     assert sorted(tried) == sorted(beside), "of NCCL's own channels and chunk nobody knows what is beside them"
     assert not promising(evidence, KEY, ~ALL, expected, 1)[0] >= 0
+
+
+def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_fastest() -> None:
+    evidence, expected = store(1), np.full((1, N_ACTIONS), -0.5, np.float32)
+    fastest = int(flat_action(3, 4, 2))
+    beside = [int(flat_action(3, *parts)) for parts in ((3, 2), (5, 2), (4, 1), (4, 3))]
+    for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.5), (pair(2), 2.6), (pair(4), 2.7)):
+        measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
+    expected[0, beside] = 9.0
+    for _ in range(12):
+        measured(evidence, 0, int(promising(evidence, KEY, ALL, expected, 1)[0]), 1, 2.6)
+    assert (evidence.samples[0, beside] == 1).all()

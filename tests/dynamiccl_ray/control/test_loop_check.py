@@ -274,6 +274,9 @@ def test_a_key_exploits_its_choice_also_before_something_is_decided_after_its_ch
         loop.observe(Measured(row=row, action=action, log_us=log_us, skew=np.zeros(len(row))))
     assert loop.wanted[0] == pair(2), "what was measured last"
     assert loop.exploited()[0] == pair(1)
+    # And what is decided after it, if that is something else.
+    loop.decide(np.array([0]), np.array([pair(2)]))
+    assert loop.exploited()[0] == pair(2)
 
 
 def test_what_comes_and_goes_during_a_check_is_no_difference() -> None:
