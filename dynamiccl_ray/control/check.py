@@ -5,8 +5,8 @@ the actions that matter are measured once more, in turns, so that what wanders i
 force, NCCL's own, and the best of those that contend. Only where they stand to each other in another way than before is
 there anything to learn.
 
-Other pairs are looked at once: what was far behind may have become the best all the same. One look is no proof. What is
-ahead by it is checked again, in turns with the action in force.
+Where they stand as before, other pairs are looked at once: what was far behind is the best now if it has not moved, and
+the action in force has. One look is no proof. What is ahead by it is checked again, in turns with the action in force.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ TURNS: Final = 3
 """Of each action that contends."""
 # Actions that contend: in force, NCCL's own, the best of two other pairs, and the best of this pair otherwise.
 _CONTEND: Final = 5
-# Actions that are looked at, of further pairs.
+# Actions that are looked at, of further pairs, and what they are before they are chosen.
 _LOOKS: Final = 3
+_OPEN: Final = -2
 _PLACES: Final = _CONTEND + _LOOKS
 # Further behind than this, as a log, an action contends no more.
 _REACH: Final = 0.3
-# NCCL's own choice is measured all the same, and others are looked at, but for what takes twice as long.
-HOPELESS: Final = 0.7
+# What is looked at is behind by no more than so much, if it has not moved while the action in force has.
+_NEARLY: Final = 0.1
 # A difference between two actions has changed beyond so many standard errors, and by so much. Where it has changed
 # that far the network is another, whichever of them is the faster one.
 _SURE: Final = 3.0
@@ -61,8 +62,8 @@ class Checks:
     """Of K keys."""
 
     actions: Int64
-    """(K, 8) flat actions that are measured: 5 that contend, the one in force first, and 3 that are looked at; -1
-    behind the last one of either."""
+    """(K, 8) flat actions that are measured: 5 that contend, the one in force first, and 3 that are looked at, -2 until
+    they are chosen; -1 behind the last one of either."""
     times: Float64
     """(K, 8, TURNS) mean log time of each turn; of what is looked at, of the one collective."""
     samples: Float64
@@ -97,12 +98,21 @@ class Checks:
         """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
         (R, N_ACTIONS) may be measured."""
         self.began[rows] = decisions
-        self.actions[rows], self.turn[rows] = -1, 0
+        self.actions[rows, :_CONTEND], self.actions[rows, _CONTEND:], self.turn[rows] = -1, _OPEN, 0
         self.samples[rows] = self.square[rows] = 0
         for row, action, may in zip(rows.tolist(), wanted.tolist(), allowed, strict=True):
-            contend, look = _contenders(row, action, evidence, may)
+            contend = _contenders(row, action, evidence, may)
             self.actions[row, : len(contend)] = contend
-            self.actions[row, _CONTEND : _CONTEND + len(look)] = look
+
+    def look(self, rows: Int64, evidence: Evidence, allowed: Bool) -> None:
+        """What contends in these keys (R,) stands as before: chooses what is looked at, if that was not done."""
+        first = self.actions[rows, _CONTEND] == _OPEN
+        for row, may in zip(rows[first].tolist(), allowed[first], strict=True):
+            known = evidence.mean(np.array([row]), self.actions[row, :1])[0]
+            moved = abs(float(np.median(self.times[row, 0]) - known))
+            found = _further(row, self.actions[row, :_CONTEND], evidence, may, float(known) + moved + _NEARLY)
+            self.actions[row, _CONTEND:] = -1
+            self.actions[row, _CONTEND : _CONTEND + len(found)] = found
 
     def next(self, rows: Int64) -> Int64:
         """(R,) the action of the turn that comes."""
@@ -112,8 +122,8 @@ class Checks:
         """(R,) collectives of the turn that comes."""
         return np.where(self._next(rows)[1] < _CONTEND, SAMPLES, 1)
 
-    def record(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> Bool:
-        """A turn (R,) of each of these keys is over. Whether it was the last."""
+    def record(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> None:
+        """A turn (R,) of each of these keys is over."""
         turn, place = self._next(rows)
         self.times[rows, place, turn] = mean
         looks = place >= _CONTEND
@@ -121,6 +131,13 @@ class Checks:
         self.samples[rows, place] += samples
         self.square[rows, place] += square
         self.turn[rows] += 1
+
+    def contended(self, rows: Int64) -> Bool:
+        """(R,) whether the last turn was the last of what contends."""
+        return np.asarray(self.turn[rows] == TURNS * self._contending(rows))
+
+    def over(self, rows: Int64) -> Bool:
+        """(R,) whether all turns are over, also of what is looked at."""
         return np.asarray(self.turn[rows] == TURNS * self._contending(rows) + self._looks(rows))
 
     def level(self, rows: Int64) -> Float64:
@@ -142,7 +159,7 @@ class Checks:
         return np.asarray((self.actions[rows, _CONTEND:] >= 0).sum(-1))
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
-        """(R,) whether the actions of a check that is over stand to each other in another way than ``evidence`` has it.
+        """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``.
         ``deviation`` (R,) is of the mean of a batch of 8."""
         out = np.zeros(len(rows), np.bool_)
         # The median of three is that much less sure than their mean.
@@ -200,22 +217,38 @@ class Checks:
             getattr(self, name)[:] = state[name]
 
 
-def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> tuple[list[int], list[int]]:
-    """What contends: ``wanted``, NCCL's own choice, and of what was measured and is ``allowed`` (N_ACTIONS,) the
-    fastest; and what is to be looked at, the fastest of further pairs."""
+def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> list[int]:
+    """``wanted`` and, unless they are far behind, NCCL's own choice and of what was measured and is ``allowed``
+    (N_ACTIONS,) the fastest."""
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
-    alone = wanted == OWN_ACTION or float(evidence.baseline[row]) - now > HOPELESS
+    alone = wanted == OWN_ACTION or float(evidence.baseline[row]) - now > _REACH
     contend = [wanted] if alone else [wanted, OWN_ACTION]
+    order, mean = _by_time(row, evidence, allowed, without=[wanted, OWN_ACTION])
+    pair, near = action_parts(order)[0], mean - now <= _REACH
+    mine = int(action_parts(np.array([wanted]))[0][0])
+    others = [i for i in _first(pair) if pair[i] != mine and near[i]][:2]
+    alike = np.flatnonzero((pair == mine) & near)[:1].tolist()
+    return [*contend, *order[others + alike].tolist()]
+
+
+def _further(row: int, contend: Int64, evidence: Evidence, allowed: Bool, most: float) -> list[int]:
+    """Of what was measured and is ``allowed`` (N_ACTIONS,), with a log time of at most ``most``: NCCL's own choice, and
+    the fastest of pairs that do not contend."""
+    order, mean = _by_time(row, evidence, allowed, without=[])
+    pair, mine = action_parts(order)[0], action_parts(contend[contend >= 0])[0]
+    found = order[[i for i in _first(pair) if pair[i] not in mine and mean[i] <= most]].tolist()
+    return sorted(found, key=lambda action: action != OWN_ACTION)[:_LOOKS]
+
+
+def _by_time(row: int, evidence: Evidence, allowed: Bool, without: list[int]) -> tuple[Int64, Float64]:
+    """Flat actions that were measured, the fastest first, and their mean log times."""
     measured = np.flatnonzero((evidence.samples[row] > 0) & allowed)
-    measured = measured[~np.isin(measured, [wanted, OWN_ACTION])]
+    measured = measured[~np.isin(measured, without)]
     mean = evidence.mean(np.full(len(measured), row), measured)
     by = np.argsort(mean, kind="stable")
-    order, behind = measured[by], mean[by] - now
-    pair = action_parts(order)[0]
-    mine = int(action_parts(np.array([wanted]))[0][0])
-    _, first = np.unique(pair, return_index=True)
-    others = [i for i in sorted(first.tolist()) if pair[i] != mine]
-    near = [i for i in others if behind[i] <= _REACH][:2]
-    far = [i for i in others if i not in near and behind[i] <= HOPELESS][:_LOOKS]
-    alike = np.flatnonzero((pair == mine) & (behind <= _REACH))[:1].tolist()
-    return contend + order[near + alike].tolist(), order[far].tolist()
+    return measured[by], mean[by]
+
+
+def _first(pair: Int64) -> list[int]:
+    """Where each pair comes first."""
+    return sorted(np.unique(pair, return_index=True)[1].tolist())

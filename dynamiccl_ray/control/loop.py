@@ -18,7 +18,6 @@ import numpy as np
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
-from dynamiccl_ray.control import check
 from dynamiccl_ray.control.columns import (
     Closed,
     Drift,
@@ -65,6 +64,8 @@ _MISLEADING: Final = 0.06
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
+HOPELESS: Final = 0.7
+"""Where NCCL's own choice is slower than something else by more than this, as a log, it takes twice as long."""
 
 
 class Loop(State):
@@ -115,7 +116,7 @@ class Loop(State):
         """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before."""
         takes = np.full(len(self), self.control.learning.baseline_samples)
         rows = np.flatnonzero((self.phase == Phase.BASELINE) & (self.shifts > 0))
-        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
+        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -HOPELESS
         takes[rows[hopeless]] = 1
         return takes
 
@@ -231,15 +232,16 @@ class Loop(State):
         self.phase[of.rows[void]] = Phase.EXPLOIT  # something may not be asked for any more: there is no check then
         self.cusum.reset(of.rows[void])
         of = of.part(np.flatnonzero(~void))
-        rows = of.rows[self.checks.record(of.rows, of.samples, of.mean, of.square)]
+        self.checks.record(of.rows, of.samples, of.mean, of.square)
+        contended = of.rows[self.checks.contended(of.rows)]
+        differs = self.checks.differs(contended, self.evidence, self.cusum.deviation(contended))
+        anew, alike = contended[differs], contended[~differs]
+        self.checks.look(alike, self.evidence, self.allowed(alike).reshape(-1, N_ACTIONS))
+        stands = of.rows[self.checks.over(of.rows) & ~np.isin(of.rows, anew)]
+        stands = stands[~self.checks.again(stands, self.cusum.deviation(stands))]
+        rows = np.union1d(anew, stands)
         if not len(rows):
             return []
-        deviation = self.cusum.deviation(rows)
-        differs = self.checks.differs(rows, self.evidence, deviation)
-        over = differs.copy()
-        over[~differs] = ~self.checks.again(rows[~differs], deviation[~differs])
-        rows, differs = rows[over], differs[over]
-        stands, anew = rows[~differs], rows[differs]
         known = self.evidence.mean(stands, self.checks.actions[stands, 0])
         self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
         # What was checked before it was compared is compared now, and there was no alarm.
@@ -259,7 +261,7 @@ class Loop(State):
         self.phase[stands] = Phase.EXPLOIT
         self.cusum.reset(rows)
         self.watch.forget(rows)
-        return [Drift(row=int(row), sample=-1, anew=bool(of)) for row, of in zip(rows, differs, strict=True)]
+        return [Drift(row=int(row), sample=-1, anew=bool(np.isin(row, anew))) for row in rows]
 
     def _learn(self, rows: Int64, into: Callable[..., None], *, own: bool) -> None:
         """What checks of these keys measured of NCCL's own choice, or of all others."""

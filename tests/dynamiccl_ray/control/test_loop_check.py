@@ -137,7 +137,7 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
     assert loop.need[1] == 4
 
 
-def _far(by: float = 0.0, ahead: float = -0.5) -> Times:
+def _far(by: float = 0.0, ahead: float = -0.35) -> Times:
     """Pair 1 is the best, and takes ``by`` longer; pair 2 was so far behind that it did not contend."""
     return lambda row, action: {OWN_ACTION: 3.0 + by, pair(1): 2.9 + by, pair(2): 2.9 + by - ahead}.get(action, 4.5)
 
@@ -154,38 +154,82 @@ def _drawn_far() -> Loop:
 def test_a_pair_that_was_too_far_behind_to_contend_is_looked_at_once() -> None:
     loop = _drawn_far()
     before = loop.evidence.samples[0].copy()
-    _alarm(loop, _far(0.2))
+    _alarm(loop, _far(0.3))
     assert pair(2) not in loop.checks.actions[0, :5].tolist()
+    assert [drift.anew for drift in _checked(loop, _far(0.3))] == [False]
     assert loop.checks.actions[0, 5:].tolist() == [pair(2), -1, -1]
-    assert [drift.anew for drift in _checked(loop, _far(0.2))] == [False]
     assert loop.evidence.samples[0, pair(2)] - before[pair(2)] == 1
-    assert loop.evidence.mean(np.array([0]), np.array([pair(2)]))[0] == pytest.approx(3.6, abs=0.03)
+    assert loop.evidence.mean(np.array([0]), np.array([pair(2)]))[0] == pytest.approx(3.55, abs=0.03)
 
 
 def test_where_what_was_too_far_behind_to_contend_is_the_best_now_the_key_learns_anew() -> None:
     loop = _drawn_far()
-    # All that contended takes half as long again, and stands to each other as before.
-    _alarm(loop, _far(0.25))
-    assert [drift.anew for drift in _checked(loop, _far(0.25, ahead=0.2))] == [True]
+    # All that contended takes a third longer, and stands to each other as before.
+    _alarm(loop, _far(0.3))
+    assert [drift.anew for drift in _checked(loop, _far(0.3, ahead=0.2))] == [True]
     assert (loop.phase[0], loop.shifts[0]) == (Phase.BASELINE, 1)
 
 
-def test_a_look_that_is_ahead_by_less_than_noise_explains_is_no_difference() -> None:
+@pytest.mark.parametrize("faster", [False, True])
+def test_a_key_does_not_end_up_behind_nccls_own_choice_however_far_behind_that_was(faster: bool) -> None:
+    """A fault of a link may make the action in force, and all like it, three times as slow."""
+    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    drawn = lambda due: np.full(due.draw.sum(), pair(1))  # noqa: E731
+    for seed in range(20):
+        play(loop, 1, _hopeless(), sigma=0.01, seed=seed, rows=[0], drawn=drawn)
+    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
+    loop._check(np.array([0]))
+    assert OWN_ACTION not in loop.checks.actions[0].tolist()
+    times: Times = lambda row, action: 4.0 if action == OWN_ACTION else 4.3 - 0.4 * faster  # noqa: E731
+    assert [drift.anew for drift in _checked(loop, times)] == [not faster]
+    # It was looked at, and checked in turns with the one in force where that is behind.
+    assert (loop.phase[0], OWN_ACTION in loop.checks.actions[0].tolist()) == (
+        Phase.EXPLOIT if faster else Phase.ADAPT,
+        True,
+    )
+
+
+def test_what_would_be_behind_even_if_it_had_not_moved_is_not_looked_at() -> None:
+    loop = _drawn_far()
+    _alarm(loop, _far(0.2))
+    assert [drift.anew for drift in _checked(loop, _far(0.2))] == [False]
+    assert (loop.checks.actions[0, 5:] == -1).all()
+
+
+def test_where_what_contends_differs_nothing_is_looked_at() -> None:
+    loop = _drawn_far()
+    _alarm(loop, _far(0.3))
+    own: Times = lambda row, action: 2.8 if action == OWN_ACTION else _far(0.3)(row, action)  # noqa: E731
+    assert [drift.anew for drift in _checked(loop, own)] == [True]
+    assert (loop.checks.actions[0, 5:] < 0).all()
+
+
+def _turns(loop: Loop, *times: float) -> None:
+    """What contends in row 0, and what is looked at, takes so long, without noise."""
+    row, one = np.array([0]), np.ones(1)
+    while loop.checks.turn[0] < check.TURNS * (len(times) - 1):
+        at = int(loop.checks.turn[0]) % (len(times) - 1)
+        loop.checks.record(row, 2 * one, times[at] * one, 0 * one)
+    assert loop.checks.contended(row)[0]
+    loop.checks.look(row, loop.evidence, loop.allowed(row).reshape(1, -1))
+    assert not loop.checks.over(row)[0]
+    loop.checks.record(row, one, times[-1] * one, 0 * one)
+    assert loop.checks.over(row)[0]
+
+
+@pytest.mark.parametrize(("deviation", "ahead"), [(0.02, False), (0.005, True)])
+def test_a_look_that_is_ahead_by_less_than_noise_explains_is_no_difference(deviation: float, ahead: bool) -> None:
     loop, row = _drawn_far(), np.array([0])
     loop._check(row)
-    while loop.checks.turn[0] < 2 * check.TURNS:
-        play(loop, 1, _far(), sigma=1e-9, rows=[0])
+    _turns(loop, 3.2, 3.3, 3.08)  # the one in force, NCCL's own choice, and what is looked at
     # Of one collective, by how much means of 8 vary.
-    for deviation, ahead in ((0.02, False), (0.005, True)):
-        assert loop.checks.record(row, *(np.full(1, x) for x in (1.0, 2.78, 0.0)))[0]
-        assert loop.checks.again(row, np.array([deviation]))[0] == ahead
-        loop.checks.turn[0] -= 1
+    assert loop.checks.again(row, np.array([deviation]))[0] == ahead
 
 
 def _five(by: float = 0.0) -> Times:
     """Pair 1 is the best, and more are near it than contend; all of them are faster than NCCL's own choice."""
     return lambda row, action: (
-        {OWN_ACTION: 3.2, **{pair(i): 2.85 + 0.05 * i for i in range(1, 6)}}.get(action, 4.5) + by
+        {OWN_ACTION: 3.15, **{pair(i): 2.85 + 0.05 * i for i in range(1, 6)}}.get(action, 4.5) + by
     )
 
 
@@ -204,11 +248,13 @@ def test_a_burst_that_ends_during_a_check_changes_nothing(ends: int) -> None:
     """Also where it ends between the turns of what contends and the looks: these are not measured side by side."""
     (loop, _), done = _drawn_five(), 0
     _alarm(loop, _five(0.33))
-    assert loop.checks.actions[0, 5:].tolist() == [pair(4), pair(5), -1]
+    again = False
     while loop.phase[0] == Phase.CHECK:
         takes = int(loop.need[0])
         assert not any(drift.anew for drift in play(loop, 1, _five(0.33 if done < ends else 0.0), sigma=0.01, rows=[0]))
         done += takes
+        again |= loop.checks.actions[0, 1] in (pair(4), pair(5))
+    assert again == (12 <= ends < 26), "a look was faster than what contends, and was checked in turns"
     assert loop.shifts[0] == 0
 
 
@@ -227,22 +273,13 @@ def test_what_was_checked_before_it_was_compared_is_compared_however_long_the_ch
     assert loop.checks.stood[0] == 0, "an alarm is looked into at once"
 
 
-def test_what_takes_twice_as_long_is_not_looked_at() -> None:
-    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
-    for i in range(20):
-        drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
-        play(loop, 1, _far(ahead=-0.8), sigma=0.01, seed=i, rows=[0], drawn=drawn)
-    _alarm(loop, _far(0.2, ahead=-0.8))
-    assert (loop.checks.actions[0, 5:] == -1).all()
-
-
 def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stands() -> None:
     loop, looks = _drawn_far(), 0
-    _alarm(loop, _far(0.2))
+    _alarm(loop, _far(0.3))
     before = loop.evidence.samples[0, pair(1)]
     while loop.phase[0] == Phase.CHECK:
         look = loop.wanted[0] == pair(2)
-        times = _far(0.2, ahead=0.3) if look and not looks else _far(0.2)
+        times = _far(0.3, ahead=0.2) if look and not looks else _far(0.3)
         looks += look
         drifts = play(loop, 1, times, sigma=0.01, seed=looks, rows=[0])
         assert loop.exploited()[0] == pair(1)
@@ -252,25 +289,22 @@ def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stan
     assert (loop.shifts[0], loop.exploited()[0]) == (0, pair(1)), "what the check measured last is not exploited"
 
 
-def test_only_what_is_ahead_of_all_that_contends_is_checked_again() -> None:
-    loop, row, one = _drawn_far(), np.array([0]), np.ones(1)
-    for look, again in ((2.85, False), (2.6, True)):
-        loop._check(row)
-        for _ in range(check.TURNS):
-            for time in (2.9, 2.7):  # in force, and NCCL's own choice
-                loop.checks.record(row, 2 * one, time * one, 0 * one)
-        assert loop.checks.record(row, one, look * one, 0 * one)[0]
-        assert loop.checks.again(row, np.array([0.001]))[0] == again
+@pytest.mark.parametrize(("look", "again"), [(3.05, False), (2.8, True)])
+def test_only_what_is_ahead_of_all_that_contends_is_checked_again(look: float, again: bool) -> None:
+    loop, row = _drawn_far(), np.array([0])
+    loop._check(row)
+    _turns(loop, 3.2, 3.0, look)
+    assert loop.checks.again(row, np.array([0.001]))[0] == again
 
 
 def test_a_key_exploits_its_choice_also_before_something_is_decided_after_its_check() -> None:
     loop = _drawn_far()
-    _alarm(loop, _far(0.2))
+    _alarm(loop, _far(0.3))
     while loop.phase[0] == Phase.CHECK:
         due = loop.due()
         loop.decide(due.row, due.actions(np.zeros(due.draw.sum(), np.int64)))
         row, action = np.zeros(loop.need[0], np.int64), np.full(loop.need[0], loop.wanted[0])
-        log_us = np.full(len(row), _far(0.2)(0, int(loop.wanted[0])))
+        log_us = np.full(len(row), _far(0.3)(0, int(loop.wanted[0])))
         loop.observe(Measured(row=row, action=action, log_us=log_us, skew=np.zeros(len(row))))
     assert loop.wanted[0] == pair(2), "what was measured last"
     assert loop.exploited()[0] == pair(1)
