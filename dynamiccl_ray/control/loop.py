@@ -18,6 +18,7 @@ import numpy as np
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
+from dynamiccl_ray.control import check
 from dynamiccl_ray.control.columns import (
     Closed,
     Drift,
@@ -64,8 +65,6 @@ _MISLEADING: Final = 0.06
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
-HOPELESS: Final = 0.7
-"""Where NCCL's own choice is slower than something else by more than this, as a log, it takes twice as long."""
 
 
 class Loop(State):
@@ -116,7 +115,7 @@ class Loop(State):
         """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before."""
         takes = np.full(len(self), self.control.learning.baseline_samples)
         rows = np.flatnonzero((self.phase == Phase.BASELINE) & (self.shifts > 0))
-        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -HOPELESS
+        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
         takes[rows[hopeless]] = 1
         return takes
 

@@ -16,7 +16,7 @@ from looped import loop_of, some_keys
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import part
 from dynamiccl_ray.control import check
-from dynamiccl_ray.control.loop import HOPELESS, Measured, Phase
+from dynamiccl_ray.control.loop import Measured, Phase
 
 LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
 GROUPS = 2
@@ -268,7 +268,7 @@ class Interleavings(RuleBasedStateMachine):
             assert self.keys[i].phase != Phase.BASELINE
             self.keys[i].shift()
         for i, key in enumerate(self.keys):
-            key.hopeless = key.shifts > 0 and bool(self.loop.evidence.ratio(np.array([i])).min() < -HOPELESS)
+            key.hopeless = key.shifts > 0 and bool(self.loop.evidence.ratio(np.array([i])).min() < -check.HOPELESS)
         self._phases_follow_each_other_as_they_may()
         event(f"keys that alarmed: {min(len(raised), 2)}, that began anew beside them: {len(shifted) > len(raised)}")
 
