@@ -35,7 +35,8 @@ _REACH: Final = 0.3
 # NCCL's own choice is measured all the same, but where it takes twice as long: with it, what a check has measured is
 # known also where the key begins anew.
 HOPELESS: Final = 0.7
-# What is looked at is behind by no more than so much, if it has not moved while the action in force has.
+# What is looked at was behind by no more than so much beyond what the action in force has moved by: if it has not moved
+# itself, it is ahead now, or nearly; and where all have become faster, it may have by twice as much.
 _NEARLY: Final = 0.1
 # A difference between two actions has changed beyond so many standard errors, and by so much. Where it has changed
 # that far the network is another, whichever of them is the faster one.
@@ -226,27 +227,28 @@ def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> lis
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
     alone = wanted == OWN_ACTION or float(evidence.baseline[row]) - now > HOPELESS
     contend = [wanted] if alone else [wanted, OWN_ACTION]
-    order, mean = _by_time(row, evidence, allowed, without=[wanted, OWN_ACTION])
+    order, mean = _by_time(row, evidence, allowed)
     pair, near = action_parts(order)[0], mean - now <= _REACH
     mine = int(action_parts(np.array([wanted]))[0][0])
     others = [i for i in _first(pair) if pair[i] != mine and near[i]][:2]
-    alike = np.flatnonzero((pair == mine) & near)[:1].tolist()
+    alike = np.flatnonzero((pair == mine) & near & (order != wanted))[:1].tolist()
     return [*contend, *order[others + alike].tolist()]
 
 
 def _further(row: int, contend: Int64, evidence: Evidence, allowed: Bool, most: float) -> list[int]:
     """Of what was measured and is ``allowed`` (N_ACTIONS,), with a log time of at most ``most``: NCCL's own choice, and
     the fastest of pairs that do not contend."""
-    order, mean = _by_time(row, evidence, allowed, without=[])
+    own = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
+    order, mean = _by_time(row, evidence, allowed)
     pair, mine = action_parts(order)[0], action_parts(contend[contend >= 0])[0]
     found = order[[i for i in _first(pair) if pair[i] not in mine and mean[i] <= most]].tolist()
-    return sorted(found, key=lambda action: action != OWN_ACTION)[:_LOOKS]
+    return [*own, *found][:_LOOKS]
 
 
-def _by_time(row: int, evidence: Evidence, allowed: Bool, without: list[int]) -> tuple[Int64, Float64]:
-    """Flat actions that were measured, the fastest first, and their mean log times."""
+def _by_time(row: int, evidence: Evidence, allowed: Bool) -> tuple[Int64, Float64]:
+    """Flat actions that were measured, but for NCCL's own choice, the fastest first, and their mean log times."""
     measured = np.flatnonzero((evidence.samples[row] > 0) & allowed)
-    measured = measured[~np.isin(measured, without)]
+    measured = measured[measured != OWN_ACTION]
     mean = evidence.mean(np.full(len(measured), row), measured)
     by = np.argsort(mean, kind="stable")
     return measured[by], mean[by]
