@@ -26,18 +26,18 @@ _BEFORE: Final = 2
 # Within a batch, one outlier counts as no more than so many deviations; and a batch as no more than so many of its own:
 # two that are far off are an alarm, and one is none.
 _OUTLIER: Final = 3.0
-_FAR: Final = 4.0
+_FAR: Final = 5.0
 # What is off by so many deviations of a batch, and by a factor of so much as a log, is an alarm at once.
 _SUDDEN: Final = 8.0
 _LEAST_SUDDEN: Final = 0.35
 # Below this, session effects rather than noise decide: repeats on p5en differ by 0.6 % within a session.
 _LEAST_SIGMA: Final = 0.003
 # The correlation of neighbouring samples before it is known, and the batches that this counts for.
-_USUAL_CORRELATION: Final = 0.45
-_USUAL_BATCHES: Final = 3.0
+_USUAL_CORRELATION: Final = 0.5
+_USUAL_BATCHES: Final = 16.0
 _MOST_CORRELATION: Final = 0.9
 # Batches that the deviation counts for which follows from that correlation.
-_FREEDOM: Final = 16.0
+_FREEDOM: Final = 24.0
 # Samples to a false alarm from which there is to be none.
 _NEVER: Final = 1e50
 

@@ -63,6 +63,7 @@ def test_noise_as_it_is_raises_no_more_alarms_than_asked(kind: str) -> None:
     ("kind", "shift", "known", "within"),
     [
         ("AR 0", 0.2, 24, 50),
+        ("AR 0.5", 0.2, 40, 50),
         ("AR 0.5", 0.2, 150, 50),
         ("AR 0.5", -0.2, 150, 50),
         ("AR 0.5", 0.05, 400, 1000),
