@@ -20,10 +20,8 @@ from dynamiccl_ray.arrays import Bool, Float64, Int64
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.trigger import BATCH
 
-SAMPLES: Final = 2
-"""Collectives of each turn."""
-TURNS: Final = 3
-"""Of each action that contends."""
+TURNS: Final = 6
+"""Of each action that contends, one collective each."""
 # Actions that contend: in force, NCCL's own, the best of two other pairs, and the best of this pair otherwise.
 _CONTEND: Final = 5
 # Actions that are looked at, of further pairs, and what they are before they are chosen.
@@ -43,18 +41,19 @@ _NEARLY: Final = 0.1
 _SURE: Final = 3.0
 _LEAST: Final = 0.03
 _FAR: Final = 0.2
-# Standard deviation of the median of three normal numbers over that of their mean.
-_MEDIAN: Final = 1.16
+# Standard deviation of the median of six normal numbers over that of their mean.
+_MEDIAN: Final = 1.14
 # A key whose choice stood is not checked again for so many of its collectives, twice as many each time.
 _CALM: Final = 128
 _MOST_DOUBLINGS: Final = 6
 
 _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "actions": ((_PLACES,), np.int64, -1),
-    "times": ((_PLACES, TURNS), np.float64, 0),
+    "takes_turns": ((_PLACES,), np.int64, 0),
+    "turns": ((_PLACES,), np.int64, 0),
+    "off": ((_PLACES, TURNS), np.float64, 0),
     "samples": ((_PLACES,), np.float64, 0),
     "square": ((_PLACES,), np.float64, 0),
-    "turn": ((), np.int64, 0),
     "stood": ((), np.int64, 0),
     "calm_until": ((), np.int64, 0),
     "asked": ((), np.int64, 0),
@@ -68,13 +67,15 @@ class Checks:
     actions: Int64
     """(K, 8) flat actions that are measured: 5 that contend, the one in force first, and 3 that are looked at, -2 until
     they are chosen; -1 behind the last one of either."""
-    times: Float64
-    """(K, 8, TURNS) mean log time of each turn; of what is looked at, of the one collective."""
+    takes_turns: Int64
+    """(K, 8) turns that each action takes, and has had."""
+    turns: Int64
+    off: Float64
+    """(K, 8, TURNS) mean log time of each turn: of the action in force as it is; of the others over that, in the same
+    turn. Of turns that an action does not take, what it was in those before."""
     samples: Float64
     """(K, 8) in all turns, and their squared deviations within these."""
     square: Float64
-    turn: Int64
-    """(K,) of the check, from 0."""
     stood: Int64
     """(K,) checks in a row in which the choice stood."""
     calm_until: Int64
@@ -102,78 +103,97 @@ class Checks:
         """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
         (R, N_ACTIONS) may be measured."""
         self.began[rows] = decisions
-        self.actions[rows, :_CONTEND], self.actions[rows, _CONTEND:], self.turn[rows] = -1, _OPEN, 0
-        self.samples[rows] = self.square[rows] = 0
+        self.actions[rows, :_CONTEND], self.actions[rows, _CONTEND:] = -1, _OPEN
         for row, action, may in zip(rows.tolist(), wanted.tolist(), allowed, strict=True):
             contend = _contenders(row, action, evidence, may)
             self.actions[row, : len(contend)] = contend
+        self._from_the_start(rows)
 
-    def look(self, rows: Int64, evidence: Evidence, allowed: Bool) -> None:
-        """What contends in these keys (R,) stands as before: chooses what is looked at, if that was not done."""
+    def _from_the_start(self, rows: Int64) -> None:
+        self.turns[rows] = self.samples[rows] = self.square[rows] = 0
+        self.takes_turns[rows] = np.where(self.actions[rows] >= 0, TURNS, 0)
+
+    def look(self, rows: Int64, before: Int64, evidence: Evidence, allowed: Bool) -> None:
+        """What contends in these keys (R,) stands as before: chooses what is looked at, if that was not done.
+        ``before`` (R,) is what they exploited before the last shift, NCCL's own choice for nothing."""
         first = self.actions[rows, _CONTEND] == _OPEN
-        for row, may in zip(rows[first].tolist(), allowed[first], strict=True):
+        for row, was, may in zip(rows[first].tolist(), before[first].tolist(), allowed[first], strict=True):
             known = evidence.mean(np.array([row]), self.actions[row, :1])[0]
-            moved = abs(float(np.median(self.times[row, 0]) - known))
-            found = _further(row, self.actions[row, :_CONTEND], evidence, may, float(known) + moved + _NEARLY)
+            moved = abs(float(np.median(self.off[row, 0]) - known))
+            found = _further(row, self.actions[row, :_CONTEND], was, evidence, may, float(known) + moved + _NEARLY)
             self.actions[row, _CONTEND:] = -1
             self.actions[row, _CONTEND : _CONTEND + len(found)] = found
+            self.takes_turns[row, _CONTEND:] = self.actions[row, _CONTEND:] >= 0
 
     def next(self, rows: Int64) -> Int64:
         """(R,) the action of the turn that comes."""
-        return np.asarray(self.actions[rows, self._next(rows)[1]])
+        return np.asarray(self.actions[rows, self._next(rows)])
 
-    def takes(self, rows: Int64) -> Int64:
-        """(R,) collectives of the turn that comes."""
-        return np.where(self._next(rows)[1] < _CONTEND, SAMPLES, 1)
-
-    def record(self, rows: Int64, samples: Float64, mean: Float64, square: Float64) -> None:
-        """A turn (R,) of each of these keys is over."""
-        turn, place = self._next(rows)
-        self.times[rows, place, turn] = mean
-        looks = place >= _CONTEND
-        self.times[rows[looks], place[looks]] = mean[looks, None]
+    def record(
+        self, rows: Int64, samples: Float64, mean: Float64, square: Float64, evidence: Evidence, deviation: Float64
+    ) -> None:
+        """A turn (R,) of each of these keys is over. ``deviation`` (R,) is of the mean of a batch of 8."""
+        place = self._next(rows)
+        turn, looks, first = self.turns[rows, place], place >= _CONTEND, place == 0
+        in_force = np.where(looks, np.median(self.off[rows, 0], -1), self.off[rows, 0, turn])
+        off = mean - np.where(first, 0.0, in_force)
+        self.off[rows, place, turn] = off
+        self.off[rows[looks], place[looks]] = off[looks, None]
         self.samples[rows, place] += samples
         self.square[rows, place] += square
-        self.turn[rows] += 1
+        self.turns[rows, place] += 1
+        rival = ~looks & ~first
+        self._drop(rows[rival], place[rival], evidence, deviation[rival])
+
+    def _drop(self, rows: Int64, place: Int64, evidence: Evidence, deviation: Float64) -> None:
+        """What contends, but is as far behind the action in force as it was, takes no further turns."""
+        turns = self.turns[rows, place]
+        of = np.arange(TURNS) < turns[:, None]
+        off = (self.off[rows, place] * of).sum(-1) / turns
+        before = evidence.mean(rows, self.actions[rows, place]) - evidence.mean(rows, self.actions[rows, 0])
+        behind = off > _SURE * np.sqrt(2 * BATCH / turns) * deviation
+        out = behind & (np.abs(off - before) <= _FAR)
+        rows, place = rows[out], place[out]
+        self.takes_turns[rows, place] = turns[out]
+        self.off[rows, place] = np.where(of[out], self.off[rows, place], off[out, None])
 
     def contended(self, rows: Int64) -> Bool:
-        """(R,) whether the last turn was the last of what contends."""
-        return np.asarray(self.turn[rows] == TURNS * self._contending(rows))
+        """(R,) whether all turns of what contends are over."""
+        return np.asarray(self._had(rows)[:, :_CONTEND].all(-1))
 
     def over(self, rows: Int64) -> Bool:
         """(R,) whether all turns are over, also of what is looked at."""
-        return np.asarray(self.turn[rows] == TURNS * self._contending(rows) + self._looks(rows))
+        return np.asarray(self._had(rows).all(-1))
 
     def level(self, rows: Int64) -> Float64:
         """(R, 8) log times of a check that is over: of the action in force the median of its turns, and of the others
         what they were off from it, turn by turn. So what lasts for less than a turn changes none of them."""
-        own = self.times[rows, :1]
-        return np.asarray(np.median(own, -1) + np.median(self.times[rows] - own, -1))
+        level = np.median(self.off[rows], -1)
+        level[:, 1:] += level[:, :1]
+        return np.asarray(level)
 
-    def _next(self, rows: Int64) -> tuple[Int64, Int64]:
-        """(R,) which turn of its action comes, and the place of that."""
-        turn, width = self.turn[rows], self._contending(rows)
-        look = turn - TURNS * width
-        return np.where(look < 0, turn // width, 0), np.where(look < 0, turn % width, _CONTEND + look)
+    def _had(self, rows: Int64) -> Bool:
+        """(R, 8) whether an action has had its turns."""
+        return np.asarray(self.turns[rows] >= self.takes_turns[rows])
 
-    def _contending(self, rows: Int64) -> Int64:
-        return np.asarray((self.actions[rows, :_CONTEND] >= 0).sum(-1))
-
-    def _looks(self, rows: Int64) -> Int64:
-        return np.asarray((self.actions[rows, _CONTEND:] >= 0).sum(-1))
+    def _next(self, rows: Int64) -> Int64:
+        """(R,) the place of the action whose turn comes: in turns what contends, and then what is looked at."""
+        place = np.arange(_PLACES)
+        order = np.where(place < _CONTEND, self.turns[rows], TURNS) * _PLACES + place
+        return np.asarray(np.where(self._had(rows), np.iinfo(np.int64).max, order).argmin(-1))
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
         """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``.
         ``deviation`` (R,) is of the mean of a batch of 8."""
         out = np.zeros(len(rows), np.bool_)
-        # The median of three is that much less sure than their mean.
-        turn = _MEDIAN * np.sqrt(2 / TURNS * BATCH / SAMPLES) * deviation
+        turn = _MEDIAN * np.sqrt(2 * BATCH / TURNS) * deviation
         for i, (row, level) in enumerate(zip(rows.tolist(), self.level(rows), strict=True)):
-            places = int(self._contending(rows[i : i + 1])[0])
-            actions, now = self.actions[row, :places], level[:places]
-            of = np.full(places, row)
+            contend = np.flatnonzero(self.turns[row, :_CONTEND] == TURNS)
+            actions, now = self.actions[row, contend], level[contend]
+            of = np.full(len(contend), row)
             then, samples = evidence.mean(of, actions), evidence.samples[of, actions]
-            moved = (now - now[0]) - (then - then[0])
+            moved = (now - now[0]) - np.where(samples > 0, then - then[0], 0.0)
+            samples = np.maximum(samples, 1)
             error = np.sqrt(turn[i] ** 2 + float(evidence.noise[row]) ** 2 * (1 / samples + 1 / samples[0]))
             changed = np.abs(moved) > np.maximum(_SURE * error, _LEAST)
             overtaken = changed & (now < now[0])
@@ -186,12 +206,12 @@ class Checks:
         level, there = self.level(rows), self.actions[rows] >= 0
         least = np.where(there, level, np.inf)[:, :_CONTEND].min(-1)
         looks = np.where(there, level, np.inf)[:, _CONTEND:]
-        error = np.sqrt(BATCH * (1 + _MEDIAN**2 / (TURNS * SAMPLES))) * deviation
-        ahead = looks.min(-1) < least - np.maximum(_SURE * error, _LEAST)
+        error = np.sqrt(BATCH * (1 + _MEDIAN**2 / TURNS)) * deviation
+        ahead = looks.min(-1) < least - np.maximum(error, _LEAST)
         of = rows[ahead]
         best = self.actions[of, _CONTEND + looks[ahead].argmin(-1)]
         self.actions[of, 1], self.actions[of, 2:] = best, -1
-        self.turn[of] = self.samples[of] = self.square[of] = 0
+        self._from_the_start(of)
         return np.asarray(ahead)
 
     def stand(self, rows: Int64, measured: Int64) -> None:
@@ -235,14 +255,21 @@ def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool) -> lis
     return [*contend, *order[others + alike].tolist()]
 
 
-def _further(row: int, contend: Int64, evidence: Evidence, allowed: Bool, most: float) -> list[int]:
-    """Of what was measured and is ``allowed`` (N_ACTIONS,), with a log time of at most ``most``: NCCL's own choice, and
-    the fastest of pairs that do not contend."""
-    own = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
+def _further(row: int, contend: Int64, before: int, evidence: Evidence, allowed: Bool, most: float) -> list[int]:
+    """Of what is ``allowed`` (N_ACTIONS,): NCCL's own choice, and the fastest of pairs that do not contend, of what was
+    measured and had a log time of at most ``most``. And ``before``, what was exploited before the last shift, whatever
+    it took since: a fault may have ended."""
+    looks = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
     order, mean = _by_time(row, evidence, allowed)
-    pair, mine = action_parts(order)[0], action_parts(contend[contend >= 0])[0]
-    found = order[[i for i in _first(pair) if pair[i] not in mine and mean[i] <= most]].tolist()
-    return [*own, *found][:_LOOKS]
+    further = order[mean <= most]
+    if before != OWN_ACTION and allowed[before]:
+        further = np.append(before, further)
+    taken = set(action_parts(contend[contend >= 0])[0].tolist())
+    for action, pair in zip(further.tolist(), action_parts(further)[0].tolist(), strict=True):
+        if pair not in taken:
+            taken.add(pair)
+            looks.append(action)
+    return looks[:_LOOKS]
 
 
 def _by_time(row: int, evidence: Evidence, allowed: Bool) -> tuple[Int64, Float64]:

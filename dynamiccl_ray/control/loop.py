@@ -106,8 +106,7 @@ class Loop(State):
         drawn = (self.decisions <= self.draws()) & (self.resting == 0)
         takes = np.where(drawn, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
-        checking = np.flatnonzero(self.phase == Phase.CHECK)
-        takes[checking] = self.checks.takes(checking)
+        takes[self.phase == Phase.CHECK] = 1
         takes = np.where(self._over, 0, takes)
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
 
@@ -231,11 +230,11 @@ class Loop(State):
         self.phase[of.rows[void]] = Phase.EXPLOIT  # something may not be asked for any more: there is no check then
         self.cusum.reset(of.rows[void])
         of = of.part(np.flatnonzero(~void))
-        self.checks.record(of.rows, of.samples, of.mean, of.square)
+        self.checks.record(of.rows, of.samples, of.mean, of.square, self.evidence, self.cusum.deviation(of.rows))
         contended = of.rows[self.checks.contended(of.rows)]
         differs = self.checks.differs(contended, self.evidence, self.cusum.deviation(contended))
         anew, alike = contended[differs], contended[~differs]
-        self.checks.look(alike, self.evidence, self.allowed(alike).reshape(-1, N_ACTIONS))
+        self.checks.look(alike, self.settled[alike], self.evidence, self.allowed(alike).reshape(-1, N_ACTIONS))
         stands = of.rows[self.checks.over(of.rows) & ~np.isin(of.rows, anew)]
         stands = stands[~self.checks.again(stands, self.cusum.deviation(stands))]
         rows = np.union1d(anew, stands)
@@ -323,7 +322,7 @@ class Loop(State):
         """(K,) flat action that each key exploits, or has exploited until its check began; -1 for a key that learns."""
         compared = self.decisions > self.draws() + self.control.learning.compares
         # Until something else is decided, what a check measured last is in force, also once it is over.
-        checked = (self.phase == Phase.CHECK) | (self.checks.turn > 0)
+        checked = (self.phase == Phase.CHECK) | self.checks.turns.any(-1)
         exploits = np.isin(self.phase, (Phase.EXPLOIT, Phase.CHECK)) & compared
         return np.where(exploits, np.where(checked, self.checks.actions[:, 0], self.wanted), -1)
 
@@ -356,7 +355,7 @@ class Loop(State):
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked = self.checks.next(rows[checking])
         fixed[checking] = np.where(flat[checking, asked], asked, best[checking])
-        takes[checking] = self.checks.takes(rows[checking])
+        takes[checking] = 1
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
         observation = np.zeros((len(rows), SIZE), np.float32)
@@ -422,7 +421,7 @@ class Loop(State):
         after = np.where(compared, Phase.EXPLOIT, again)
         checking = self.phase[rows] == Phase.CHECK
         self.phase[rows] = np.where(checking, Phase.CHECK, after)
-        self.checks.turn[rows[~checking]] = 0
+        self.checks.turns[rows[~checking]] = 0
 
     def allowed(self, rows: Int64) -> Bool:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""

@@ -60,8 +60,6 @@ class Key:
     checking: bool = False
     turned: int = 0
     """Samples of the check that is under way: they are recorded at its end."""
-    turns: int = 0
-    """Of what contends in it, that are left: what comes after them is looked at once."""
     adapting: bool = False
     """A check has measured NCCL's own choice anew."""
     hopeless: bool = False
@@ -71,7 +69,7 @@ class Key:
     @property
     def takes(self) -> int:
         if self.checking:
-            return check.SAMPLES if self.turns > 0 else 1
+            return 1
         if not self.decisions:
             return 1 if self.hopeless else LEARNING["baseline_samples"]
         return LEARNING["draw_samples" if self.decisions <= LEARNING["draws"] else "compare_samples"]
@@ -98,7 +96,6 @@ class Key:
         if self.checking:
             # What comes once a turn is over is not used.
             self.turned += 0 if self.over else self.pending
-            self.turns -= 0 if self.over else 1
             self.lost += self.pending if self.over else 0
             self.used += 0 if self.over else self.pending
         elif doubtful and self.recorded[self.wanted] >= 24:
@@ -109,21 +106,20 @@ class Key:
         self.pending, self.over = 0, True
         return True
 
-    def check(self, recorded: Counter[int], contend: int) -> None:
-        """Begins, with so many actions that contend: the decision that raised it, or is open, is not recorded."""
+    def check(self, recorded: Counter[int]) -> None:
+        """Begins: the decision that raised it, or is open, is not recorded."""
         gone = self.recorded - recorded
         assert not recorded - self.recorded
         assert set(gone) <= {self.wanted}
         self.lost += sum(gone.values()) + self.pending
         self.used -= sum(gone.values())
         self.recorded, self.pending, self.over, self.checking = recorded, 0, True, True
-        self.turns = check.TURNS * contend
 
     def check_again(self) -> None:
         """What was looked at is ahead: that and the action in force contend, and what else was measured is not used."""
         self.lost += self.turned
         self.used -= self.turned
-        self.turned, self.turns = 0, 2 * check.TURNS
+        self.turned = 0
 
     def checked(self, recorded: Counter[int], *, anew: bool) -> None:
         """Is over: what its turns have measured is recorded, and after ``anew`` nothing else; nothing at all if NCCL's
@@ -258,10 +254,10 @@ class Interleavings(RuleBasedStateMachine):
                 assert [alarm.anew for alarm in alarms if alarm.row == i] == [i in shifted]
                 key.checked(self._recorded(i), anew=i in shifted)
                 shifted.discard(i)
-            elif key.checking and key.turned and self.loop.checks.turn[i] == 0:
+            elif key.checking and key.turned and not self.loop.checks.turns[i].any():
                 key.check_again()
             elif phase == Phase.CHECK and not key.checking:
-                key.check(self._recorded(i), int((self.loop.checks.actions[i, :5] >= 0).sum()))
+                key.check(self._recorded(i))
         for alarm in alarms:
             assert alarm.sample == -1 or (row[alarm.sample] == alarm.row and not late[alarm.sample])
         for i in shifted:
