@@ -24,6 +24,8 @@ _LOOK: Final = 16
 _BESIDE: Final = 2
 # By how much, as a log, such an action may be expected to be slower than the best.
 _REACH: Final = 0.05
+# What the wrong chunk may cost, as a log.
+_CHUNK: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,6 +93,23 @@ def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32,
     may = np.take_along_axis(may, others, -1)
     at = unmeasured(actions, samples, mean, evidence.noise[rows].astype(np.float64), others, may, takes)
     return np.where(at >= 0, others[np.arange(len(rows)), at], -1)
+
+
+def rechunked(evidence: Evidence, rows: Int64, allowed: Bool) -> Int64:
+    """(R,) with NCCL's own chunk, the fastest action of a pair that was measured with other chunks only since the last
+    shift, if those may be what it is behind by; -1 for none. What is not ``allowed`` (R, N_ACTIONS) does not count."""
+    mine = evidence.samples[rows]
+    index, action = where_true((mine != 0) & allowed)
+    mean = evidence.total[rows[index], action] / mine[index, action]
+    least = np.full(len(rows), np.inf)
+    np.minimum.at(least, index, mean)
+    pair, channels, chunk = action_parts(action)
+    known = np.zeros((len(rows), N_PAIRS), np.bool_)
+    known[index[chunk == 0], pair[chunk == 0]] = True
+    to = flat_action(pair, channels, np.zeros_like(chunk))
+    may = ~known[index, pair] & allowed[index, to] & (mean <= least[index] + _CHUNK)
+    at = _least_by_row(index[may], mean[may], len(rows))
+    return np.append(to[may], -1)[at]
 
 
 def overlooked(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32, tried: Bool) -> Int64:

@@ -30,7 +30,7 @@ from dynamiccl_ray.control.columns import (
     salt_of,
     take,
 )
-from dynamiccl_ray.control.contest import compared, contest, overlooked, promising
+from dynamiccl_ray.control.contest import compared, contest, overlooked, promising, rechunked
 from dynamiccl_ray.control.due import Due, untried
 from dynamiccl_ray.control.evidence import Estimates
 from dynamiccl_ray.control.state import Phase, State
@@ -382,7 +382,9 @@ class Loop(State):
         late = np.flatnonzero(draw & (done > learning.sequence))
         expected = said.of_actions(np.searchsorted(seen, late))
         further = np.full(len(rows), -1)
-        further[late] = promising(self.evidence, rows[late], flat[late], expected, learning.draw_samples)
+        promises = promising(self.evidence, rows[late], flat[late], expected, learning.draw_samples)
+        with_other = rechunked(self.evidence, rows[late], flat[late])
+        further[late] = np.where(with_other >= 0, with_other, promises)
         unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
         new = untried(cost, fresh, unheard, wrong, allowed, chunk)
         return Due(

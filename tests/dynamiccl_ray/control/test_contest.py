@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from looped import pair
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.control.contest import Contest, compared, contest, overlooked, promising
+from dynamiccl_ray.control.contest import Contest, compared, contest, overlooked, promising, rechunked
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.knobs import N_PAIRS
 
@@ -186,3 +186,24 @@ def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_f
     for _ in range(12):
         measured(evidence, 0, int(promising(evidence, KEY, ALL, expected, 1)[0]), 1, 2.6)
     assert (evidence.samples[0, beside] == 1).all()
+
+
+def test_a_pair_that_was_measured_with_other_chunks_only_is_measured_with_nccls_own() -> None:
+    """One chunk says little of another: at its own a pair may be the best."""
+    evidence = store(1)
+    for action, mean in (
+        (OWN_ACTION, 3.0),
+        (int(flat_action(2, 0, 3)), 2.9),  # with NCCL's own chunk, too
+        (pair(2), 2.8),
+        (int(flat_action(3, 4, 1)), 3.2),
+        (int(flat_action(3, 0, 2)), 3.4),
+        (int(flat_action(4, 0, 2)), 3.25),
+        (int(flat_action(5, 0, 2)), 3.35),  # too far behind for a chunk to be the reason
+    ):
+        measured(evidence, 0, action, 1, mean)
+    tried = []
+    while (action := int(rechunked(evidence, KEY, ALL)[0])) >= 0:
+        tried.append(action)
+        measured(evidence, 0, action, 1, 3.4)
+    assert tried == [int(flat_action(3, 4, 0)), pair(4)], "the fastest first"
+    assert rechunked(evidence, KEY, ~ALL)[0] == -1
