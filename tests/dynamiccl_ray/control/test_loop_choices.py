@@ -81,14 +81,18 @@ def test_after_the_first_sequence_a_draw_of_what_is_known_goes_to_what_promises_
     assert {int(action_parts(action)[0]) for action in asked[17:]} == {1}
 
 
-def test_a_pair_that_was_drawn_with_the_wrong_chunk_only_is_found_all_the_same() -> None:
-    loop = loop_of(some_keys(1), draws=40, draw_samples=1, sequence=16)
+@pytest.mark.parametrize("off", [None, 0.9, 0.0])
+def test_a_pair_that_was_drawn_with_the_wrong_chunk_only_is_found_unless_a_model_is_right(off: float | None) -> None:
+    keys = some_keys(1)
+    if off is not None:
+        keys.prior[:, 1], keys.prior[:, 4] = off - 0.1, 0.2
+    loop = loop_of(keys, draws=40, draw_samples=1, sequence=16)
     wrong = int(flat_action(4, 0, 2))
     times = {OWN_ACTION: 3.0, pair(1): 2.9, wrong: 3.2, pair(4): 2.5}
     for i in range(60):
         drawn = wrong if i == 3 else pair(1)
         play(loop, 1, lambda _, action: times.get(action, 3.5), drawn=lambda due, a=drawn: np.full(due.draw.sum(), a))
-    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(4))
+    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1) if off == 0.0 else pair(4))
 
 
 def test_what_others_have_found_since_a_key_has_drawn_is_compared_as_well() -> None:
