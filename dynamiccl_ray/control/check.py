@@ -2,8 +2,8 @@
 
 An alarm says that times have moved. Often all actions have moved alike: the network is busier, or its noise wanders. So
 the actions that matter are measured once more, in turns, so that what wanders is the same for all of them: the one in
-force, NCCL's own, and the best of those that contend. Only where they stand to each other in another way than before is
-there anything to learn.
+force, NCCL's own, and the best of those that contend. What is clearly as far behind as it was has one turn. Only where
+they stand to each other in another way than before is there anything to learn.
 
 Where they stand as before, other pairs are looked at once: what was far behind is the best now if it has not moved, and
 the action in force has. One look is no proof. What is ahead by it is checked again, in turns with the action in force.
