@@ -42,6 +42,9 @@ class Reward(Section):
     convergence: NotNegative = 0.001
     """Of a loss that stands still. What NCCL chooses does not change what is computed: it is much the same for all
     actions, and kept small."""
+    found: NotNegative = 16.0
+    """Of what a decision makes the best known action faster by: what is found is used for many collectives. So many,
+    where what is tried costs one."""
     sm: NotNegative = 0.02
     """Of all SMs of a GPU; 16 channels of a H100 cost a quarter of a per cent."""
     tier: NotNegative = 0.005
@@ -82,6 +85,8 @@ class Inputs:
     """log(time / the least since the last drift)."""
     tier: Floats
     """As ``tier_penalty`` has it."""
+    found: Floats | None = None
+    """By how much, as a log, what is the best by all measurements is truly faster than what was before the decision."""
     sm_share: Floats | None = None
     """SMs that the collective takes over all of a GPU."""
     iteration: ArrayLike | None = None
@@ -97,6 +102,7 @@ _COST: Final[Mapping[str, Callable[[Reward, Inputs], Any]]] = {
     "congestion": lambda w, x: np.clip(x.congestion, 0, w.limit),
     "probe": lambda _, x: x.probed,
     "convergence": lambda w, x: None if x.loss_change is None else _stagnation(x.loss_change, w.least_loss_change),
+    "found": lambda w, x: None if x.found is None else -np.clip(x.found, -w.limit, w.limit),
     "sm": lambda _, x: None if x.sm_share is None else np.clip(x.sm_share, 0, 1),
     "tier": lambda _, x: x.tier,
     "fault": lambda _, x: x.fault,

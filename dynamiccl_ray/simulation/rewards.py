@@ -29,9 +29,9 @@ class StreamRewards:
         self._tier: Final = np.concatenate([_tier(s) for s in scenarios])
         self._sm: Final = np.concatenate([_sm(s) for s in scenarios])
 
-    def terms(self, outcome: Outcome, actions: Int64, baseline: Float64) -> dict[str, Floats]:
-        """Name -> (B,) of a decision of every stream: flat actions, and the log of what NCCL's own choice takes, (B,)
-        each. The model has no loss and no faults.
+    def terms(self, outcome: Outcome, actions: Int64, baseline: Float64, found: Floats) -> dict[str, Floats]:
+        """Name -> (B,) of a decision of every stream: flat actions, the log of what NCCL's own choice takes, and what
+        was found, (B,) each; see ``Inputs``. The model has no loss and no faults.
         """
         measured = baseline - outcome.log_speedup
         # What a job waits for, if nothing overlaps: the times of its scenario's keys, as often as they are called.
@@ -42,6 +42,7 @@ class StreamRewards:
             probed=outcome.probed,
             congestion=outcome.congestion,
             tier=self._tier[self._rows, actions // (N_CHANNELS * N_CHUNKS)],
+            found=found,
             sm_share=self._sm[self._rows, actions // N_CHUNKS],
             iteration=(spent / usual - 1)[self._scenario],
         )

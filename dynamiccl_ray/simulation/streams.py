@@ -132,11 +132,13 @@ class Simulation:
     def step(self, actions: Int64) -> tuple[Float32, Float32]:
         """One decision of every stream, (B, 3): the next observations (B, SIZE) and rewards (B,), see ``reward.py``."""
         decided = self._due.actions(flat_action(*actions.T))
-        baseline = self.loop.evidence.baseline.copy()
+        baseline, known = self.loop.evidence.baseline.copy(), self._due.fixed
         self.loop.decide(self._rows, decided)
         self._observe(self._rows, self.control.learning.draw_samples * self._busier)
         self._due = self.loop.due()
-        self.terms = self._rewards.terms(self._due.outcome, decided, baseline)
+        log_us = self._log_us[self._first + self._phase]
+        found = log_us[self._rows, known] - log_us[self._rows, self._due.fixed]
+        self.terms = self._rewards.terms(self._due.outcome, decided, baseline, found)
         return self._due.observation, np.asarray(total(self.terms), np.float32)
 
     def teacher(self) -> Int64:

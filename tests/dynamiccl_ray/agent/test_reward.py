@@ -14,7 +14,7 @@ from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import N_PAIRS, Algorithm, Protocol, pair_index
 
 WEIGHTS = Reward(
-    iteration=0.1, switch=0.2, congestion=0.3, probe=0.4, convergence=0.5, sm=0.6, tier=0.7, fault=0.8
+    iteration=0.1, switch=0.2, congestion=0.3, probe=0.4, convergence=0.5, found=4.0, sm=0.6, tier=0.7, fault=0.8
 )  # fmt: skip
 
 
@@ -26,6 +26,7 @@ def _inputs(**changes: Any) -> Inputs:
         "probed": np.array([True, False]),
         "congestion": np.array([0.25, 9.0]),
         "tier": np.array([0.5, 0.0]),
+        "found": np.array([0.1, -0.05]),
         "sm_share": np.array([16 / 128, np.nan]),
         "iteration": 0.3,
         "loss_change": 0.04,
@@ -43,13 +44,14 @@ def test_each_term_by_hand() -> None:
         "congestion": pytest.approx([-0.075, -0.6]),
         "probe": [-0.4, 0],
         "convergence": pytest.approx([-0.125, -0.125]),
+        "found": pytest.approx([0.4, -0.2]),
         "sm": pytest.approx([-0.075, 0]),
         "tier": pytest.approx([-0.35, 0]),
         "fault": [-0.8, 0],
     }
     assert tuple(parts) == TERMS
-    # 0.5 - 0.03 - 0.2 - 0.075 - 0.4 - 0.125 - 0.075 - 0.35 - 0.8, and -2 - 0.03 - 0.6 - 0.125
-    assert total(terms(WEIGHTS, _inputs())).tolist() == pytest.approx([-1.555, -2.755])
+    # 0.5 - 0.03 - 0.2 - 0.075 - 0.4 - 0.125 + 0.4 - 0.075 - 0.35 - 0.8, and -2 - 0.03 - 0.6 - 0.125 - 0.2
+    assert total(terms(WEIGHTS, _inputs())).tolist() == pytest.approx([-1.155, -2.955])
 
 
 def test_a_job_that_gets_faster_is_rewarded_and_a_loss_that_moves_costs_little() -> None:
@@ -58,12 +60,13 @@ def test_a_job_that_gets_faster_is_rewarded_and_a_loss_that_moves_costs_little()
     assert parts["convergence"][0] == pytest.approx(-0.5 * 0.01 / 1.0)
     assert terms(WEIGHTS, _inputs(loss_change=0.0))["convergence"][0] == -0.5
     assert terms(WEIGHTS, _inputs(sm_share=np.array([1.5, 0.5])))["sm"].tolist() == pytest.approx([-0.6, -0.3])
+    assert terms(WEIGHTS, _inputs(found=np.array([9.0, -9.0])))["found"].tolist() == [8.0, -8.0]
     assert terms(WEIGHTS, _inputs(iteration=50.0))["iteration"][0] == pytest.approx(-0.1 * 2)
 
 
 def test_without_a_source_there_is_no_term_and_without_a_time_no_reward() -> None:
-    parts = terms(WEIGHTS, _inputs(sm_share=None, iteration=None, loss_change=None, fault=None))
-    assert not parts.keys() & {"sm", "iteration", "convergence", "fault"}
+    parts = terms(WEIGHTS, _inputs(found=None, sm_share=None, iteration=None, loss_change=None, fault=None))
+    assert not parts.keys() & {"found", "sm", "iteration", "convergence", "fault"}
     silent = terms(WEIGHTS, _inputs(log_speedup=np.array([0.5, np.nan])))
     assert np.isfinite(total(silent)).tolist() == [True, False]
     assert means(silent) == {name: pytest.approx(part[0]) for name, part in silent.items()}

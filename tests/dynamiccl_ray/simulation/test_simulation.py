@@ -97,6 +97,7 @@ def test_the_reward_is_the_sum_of_what_the_model_knows() -> None:
         "switch": [0, 0],
         "congestion": pytest.approx([0, 0], abs=1e-6),
         "probe": [0, 0],
+        "found": [0, 0],
         "sm": pytest.approx([-0.02 * 0.125] * 2),
         "tier": pytest.approx([-0.005, -0.005 * 3 / 7]),
     }
@@ -105,15 +106,28 @@ def test_the_reward_is_the_sum_of_what_the_model_knows() -> None:
     assert parts["iteration"] == pytest.approx([-0.1 * (58 / 70 - 1)] * 2)
     assert parts["switch"] == [-0.5, -0.5]
     assert parts["probe"] == pytest.approx([-0.005, -0.005])
+    assert parts["found"] == pytest.approx([16 * np.log(10 / 8), 16 * np.log(30 / 25)]), "both are the best known now"
     assert not parts.keys() & {"convergence", "fault"}, "the model has no source for them"
     # 20 us, when the first key has shown 8.
     parts = step([2, 2])
     assert parts["switch"] == [-0.5, 0]
     assert parts["congestion"] == pytest.approx([-0.05 * np.log(20 / 8), 0], abs=1e-6)
+    assert parts["found"] == [0, 0], "8 us is still the best known, and 25 us is known already"
     simulation.reset()
     parts = step([1, 0])
     assert parts["probe"] == pytest.approx([-0.005, 0]), "an episode begins knowing NCCL's own choice alone"
     assert parts["switch"] == [-0.5, 0], "and with it in force"
+
+
+def test_what_was_found_is_what_is_true_of_it_not_what_was_measured() -> None:
+    """The second pair is slower, but by luck it is measured to be the fastest: the choice has become worse."""
+    simulation = _of(tiny([[[10, 8, 9]]], starts=[0]), reward=Reward(found=4.0).without(set(COSTS) - {"found"}))
+    simulation.reset()
+    simulation.step(np.array([[1, 0, 0]]))
+    simulation._log_us = simulation._log_us - np.log(2.0)  # noqa: SLF001 - luck: half the time from here on
+    _, reward = simulation.step(np.array([[2, 0, 0]]))
+    assert simulation.terms["found"].tolist() == pytest.approx([-4 * np.log(9 / 8)])
+    assert reward.tolist() == pytest.approx([np.log(10 / 4.5) - 4 * np.log(9 / 8)])
 
 
 def test_streams_have_their_own_actions_and_scenarios_their_own_iterations() -> None:
