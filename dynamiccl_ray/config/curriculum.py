@@ -83,8 +83,8 @@ class CurriculumPpo(Ppo):
     entropy: NotNegative = 0.01
     teacher: NotNegative = 1.0
     """Weight of the cross entropy to what a policy that knew every time would choose, at first,"""
-    teacher_end: NotNegative = 0.3
-    """and from two thirds of the rounds on."""
+    teacher_end: NotNegative = 0.0
+    """and from two thirds of the rounds on: PPO alone, by what it found itself."""
     rounds: Count = 600
     experts: Annotated[int, Field(ge=1, le=MOST_EXPERTS)] = 4
 

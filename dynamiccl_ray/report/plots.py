@@ -34,6 +34,7 @@ _TERMS: Final = {
     "congestion": "#CC79A7",
     "probe": "#009E73",
     "convergence": "#999999",
+    "found": "#332288",
     "sm": "#56B4E9",
     "tier": "#B8A800",
     "fault": "#CC3311",
