@@ -55,6 +55,9 @@ _OFTEN: Final = 4
 _AGAIN: Final = 8
 _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
+# The same of what was measured too seldom for an alarm, where a key compares: on a network that has become faster, it
+# would be the best of all, and nothing would ever say that the others are as fast.
+_SURPRISE: Final = 0.2
 # What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
 _LIKELY: Final = 0.3
 # Share of the draws in which what a prior rules out is not drawn.
@@ -146,11 +149,13 @@ class Loop(State):
         self._judge(rows, actions, of.mean, ~baseline & ~checking & ~self._over[rows])
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
-        last = self._last_draw(rows, decided - 1) & ~baseline & ~checking & ~resting & ~self._over[rows]
-        moved = rows[last & quiet & self._own_moved(of)]
+        learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
+        own = self._last_draw(rows, decided - 1) & (actions == OWN_ACTION) & self._off(of, _LEAST_MOVED)
+        seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
+        moved = rows[learning & quiet & (own | (seldom & self.cusum.watches))]
         # What may be of another network says nothing of this one; where little is known yet, it has to.
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
-        # What shows that NCCL's own choice has moved is what it takes now: the check is against what it took.
+        # What shows that an action has moved is what it takes now: the check is against what it took.
         same = ~np.isin(rows, moved)
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & same)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
@@ -174,12 +179,12 @@ class Loop(State):
         draws = self.draws()[rows]
         return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches)
 
-    def _own_moved(self, of: Closed) -> Bool:
-        """(R,) whether decisions were NCCL's own choice, and it takes another time now than it has taken."""
-        known = self.evidence.samples[of.rows, OWN_ACTION]
+    def _off(self, of: Closed, least: float) -> Bool:
+        """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
+        known = self.evidence.samples[of.rows, of.actions]
         error = self.evidence.noise[of.rows] * np.sqrt(1 / np.maximum(known, 1) + 1 / of.samples)
-        off = np.abs(of.mean - self.evidence.mean(of.rows, np.full(len(of.rows), OWN_ACTION)))
-        return np.asarray((of.actions == OWN_ACTION) & (known > 0) & (off > np.maximum(_SAME * error, _LEAST_MOVED)))
+        off = np.abs(of.mean - self.evidence.mean(of.rows, of.actions))
+        return np.asarray((known > 0) & (off > np.maximum(_SAME * error, least)))
 
     def _watch(self, of: Closed, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
@@ -230,7 +235,7 @@ class Loop(State):
     def _turn(self, of: Closed) -> list[Drift]:
         """Turns of checks are over, and with the last one the check."""
         void = of.actions != self.checks.next(of.rows)
-        self.phase[of.rows[void]] = Phase.EXPLOIT  # something may not be asked for any more: there is no check then
+        self._go_on(of.rows[void])  # something may not be asked for any more: there is no check then
         self.cusum.reset(of.rows[void])
         of = of.part(np.flatnonzero(~void))
         self.checks.record(of.rows, of.samples, of.mean, of.square, self.evidence, self.cusum.deviation(of.rows))
@@ -245,9 +250,9 @@ class Loop(State):
             return []
         known = self.evidence.mean(stands, self.checks.actions[stands, 0])
         self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
-        # What was checked before it was compared is compared now, and there was no alarm.
-        early = self.checks.began[stands] < self.draws()[stands] + self.control.learning.compares
-        self.decisions[stands[early]] = self.draws()[stands[early]]
+        # What was checked before all was compared is compared now, and there was no alarm.
+        early = self._early(stands)
+        self.decisions[stands[early]] = self.checks.began[stands[early]]
         self.checks.stand(stands[~early], self.measured[stands[~early]])
         if len(anew):
             self._agree(anew)
@@ -259,10 +264,19 @@ class Loop(State):
             self._learn(begun, self.evidence.record, own=False)
         self._learn(stands, self.evidence.record, own=True)
         self._learn(stands, self.evidence.record, own=False)
-        self.phase[stands] = Phase.EXPLOIT
+        self._go_on(stands)
         self.cusum.reset(rows)
         self.watch.forget(rows)
         return [Drift(row=int(row), sample=-1, anew=bool(np.isin(row, anew))) for row in rows]
+
+    def _early(self, rows: Int64) -> Bool:
+        """(R,) whether the checks of these keys began before all was compared."""
+        return np.asarray(self.checks.began[rows] < self.draws()[rows] + self.control.learning.compares)
+
+    def _go_on(self, rows: Int64) -> None:
+        """Checks of these keys are over, and nothing is learned anew."""
+        learning = np.where(self.shifts[rows] > 0, Phase.ADAPT, Phase.LEARN)
+        self.phase[rows] = np.where(self._early(rows), learning, Phase.EXPLOIT)
 
     def _learn(self, rows: Int64, into: Callable[..., None], *, own: bool) -> None:
         """What checks of these keys measured of NCCL's own choice, or of all others."""

@@ -27,6 +27,9 @@ EDGES = {
     (Phase.BASELINE, Phase.ADAPT),
     (Phase.LEARN, Phase.EXPLOIT),
     (Phase.ADAPT, Phase.EXPLOIT),
+    (Phase.LEARN, Phase.CHECK),
+    (Phase.ADAPT, Phase.CHECK),
+    (Phase.CHECK, Phase.LEARN),
     (Phase.LEARN, Phase.BASELINE),
     (Phase.ADAPT, Phase.BASELINE),
     (Phase.EXPLOIT, Phase.BASELINE),
@@ -60,6 +63,8 @@ class Key:
     checking: bool = False
     turned: int = 0
     """Samples of the check that is under way: they are recorded at its end."""
+    began: int = 0
+    """Decisions when the check began."""
     adapting: bool = False
     """A check has measured NCCL's own choice anew."""
     hopeless: bool = False
@@ -114,6 +119,7 @@ class Key:
         self.lost += sum(gone.values()) + self.pending
         self.used -= sum(gone.values())
         self.recorded, self.pending, self.over, self.checking = recorded, 0, True, True
+        self.began = self.decisions
 
     def check_again(self) -> None:
         """What was looked at is ahead: that and the action in force contend, and what else was measured is not used."""
@@ -131,6 +137,8 @@ class Key:
         before = Counter[int]() if anew else self.recorded
         assert sum((recorded - before).values()) == sum(recorded.values()) - sum(before.values()) == self.turned
         self.recorded, self.turned, self.checking = recorded, 0, False
+        if self.began < LEARNING["draws"] + LEARNING["compares"] and not anew:
+            self.decisions = self.began
         if anew:
             assert recorded[OWN_ACTION]
             self.wanted, self.decisions, self.adapting = OWN_ACTION, 0, True
@@ -248,7 +256,7 @@ class Interleavings(RuleBasedStateMachine):
         assert raised <= shifted
         assert {self.keys[i].group for i in shifted} == {self.keys[i].group for i in raised}
         for i, (key, phase) in enumerate(zip(self.keys, self.loop.phase.tolist(), strict=True)):
-            if key.checking and phase == Phase.EXPLOIT and not any(alarm.row == i for alarm in alarms):
+            if key.checking and phase != Phase.CHECK and not any(alarm.row == i for alarm in alarms):
                 key.call_off()
             elif key.checking and phase != Phase.CHECK:
                 assert [alarm.anew for alarm in alarms if alarm.row == i] == [i in shifted]

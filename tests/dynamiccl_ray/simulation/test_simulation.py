@@ -124,7 +124,7 @@ def test_what_was_found_is_what_is_true_of_it_not_what_was_measured() -> None:
     simulation = _of(tiny([[[10, 8, 9]]], starts=[0]), reward=Reward(found=4.0).without(set(COSTS) - {"found"}))
     simulation.reset()
     simulation.step(np.array([[1, 0, 0]]))
-    simulation._log_us = simulation._log_us - np.log(2.0)  # noqa: SLF001 - luck: half the time from here on
+    simulation._log_us = simulation._log_us - np.log(2.0)  # luck: half the time from here on
     _, reward = simulation.step(np.array([[2, 0, 0]]))
     assert simulation.terms["found"].tolist() == pytest.approx([-4 * np.log(9 / 8)])
     assert reward.tolist() == pytest.approx([np.log(10 / 4.5) - 4 * np.log(9 / 8)])
