@@ -90,7 +90,7 @@ OTHERS = {
     "held out and learned": ("train", STAGED % ("cloud-tcp", ""), "held_out: cloud-tcp is learned from, too"),
     "a place without a cluster": ("train", STAGED % ("dgx-v10", ""), "did you mean 'dgx-v100'?"),
     "a huge pool": ("train", CURRICULUM + "streams: {pool: 99999999999}\n", "streams.pool = 99999999999"),
-    "a teacher that comes": ("train", CURRICULUM + "ppo: {teacher: 0.1}\n", "it must be at most teacher, 0.1"),
+    "a teacher that comes": ("train", CURRICULUM + "ppo: {teacher: 0, teacher_end: 1}\n", "must be at most teacher, 0"),
     "an experiment for a curriculum": ("train", GOOD, "'stages' is required"),
     "cluster: a wrong link": ("fabric show", PRESET.replace("nvlink", "nvlnk"), "did you mean 'nvlink'?"),
     "cluster: no belief": ("fabric show", PRESET[: PRESET.index("belief")], "'belief' is required"),

@@ -197,7 +197,7 @@ def test_every_term_of_the_reward_is_logged_and_one_that_is_off_is_not(
     summary = run_curriculum(Curriculum.model_validate(settings), tmp_path)
     where = "ray/tune/reward_terms/"
     names = {name.removeprefix(where) for name in logged if name.startswith(where)}
-    assert names == {"primary", "iteration", "switch", "congestion", "sm", "tier"}
+    assert names == {"primary", "iteration", "switch", "congestion", "found", "sm", "tier"}
     assert np.sum([logged[where + name] for name in names], 0) == pytest.approx(logged["ray/tune/reward"], abs=1e-5)
     assert summary["reward"]["off"] == ["probe"]
     assert summary["reward"]["terms"]["sm"] == pytest.approx(logged[f"{where}sm"][-1], rel=0.5)
