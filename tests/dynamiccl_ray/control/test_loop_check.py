@@ -303,11 +303,13 @@ def test_what_has_always_been_ahead_of_the_action_in_force_is_no_difference(slow
 @pytest.mark.parametrize("faster", [0.4, 0.9])
 def test_what_became_faster_while_a_key_compared_is_not_taken_for_the_best_of_all(faster: float) -> None:
     """What is measured first then is ahead of all else, and was measured too seldom before to raise an alarm."""
-    loop, drifts = loop_of(some_keys(2), draws=12, draw_samples=1, compares=4), []
+    loop, drifts, after = loop_of(some_keys(2), draws=12, draw_samples=1, compares=4), [], 0
     for i in range(70):
         drawn = lambda due, of=1 + i % 5: np.full(due.draw.sum(), pair(of))  # noqa: E731
-        times = _five(-faster if loop.decisions[0] > 12 else 0.0)
+        times = _five(-faster if loop.decisions[0] > 13 else 0.0)
         drifts += play(loop, 1, times, sigma=0.01, seed=i, rows=[0], drawn=drawn)
+        after = after or (int(loop.decisions[0]) if drifts else 0)
+    assert after == 15, "it goes on comparing where it was"
     assert [drift.anew for drift in drifts] == [False], "all became faster alike"
     of = np.flatnonzero(loop.evidence.samples[0] > 0)
     now = loop.evidence.mean(np.zeros(len(of), np.int64), of)
