@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.baselines.choosers import LastTable
 from dynamiccl_ray.baselines.learned import learned
@@ -26,7 +24,7 @@ from dynamiccl_ray.baselines.registry import beside
 from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.control.columns import nothing_expected
-from dynamiccl_ray.evaluation.measures import Procedure, regret_interval, relative_regret
+from dynamiccl_ray.evaluation.measures import Procedure, collectives_to_best, judged, regret_interval, relative_regret
 from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -110,12 +108,18 @@ def main() -> None:
         rows_of = [(what, of) for what, of in told.items() if not given.told or what in given.told]
         for (what, of), (name, factory) in itertools.product(rows_of, choosers.items()):
             traces = play_all(of, factory, procedure)
+            regret = relative_regret(traces)
+            end = judged(what, traces, {name: regret}, procedure)
             row = {
                 "described": what,
                 "chooser": name,
-                "regret": relative_regret(traces),
+                "seed": given.seed,
+                "regret": regret,
                 "interval": regret_interval(traces),
-                "median": float(np.median([relative_regret([job]) for job in traces])),
+                "of_jobs": [relative_regret([job]) for job in traces],
+                "to_best": collectives_to_best(traces),
+                "over_best": end["geomean_vs_oracle"],
+                "worst_key_vs_default": end["worst_key_vs_default"],
                 "by_cluster": _by_cluster(of, traces),
                 "jobs": len(of),
                 "runs": given.runs,

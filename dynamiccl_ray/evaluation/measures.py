@@ -6,7 +6,7 @@ that the method met, so that differences are the method's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -114,15 +114,47 @@ def steps_to_adapt(trace: Trace) -> list[int | None]:
     What is compared is the weighted time without noise, averaged over ``ADAPT_WINDOW`` steps from that one on, and at
     least 1% of the oracle's time is allowed for.
     """
+
+    def allowed_us(default: float, oracle: float) -> float:
+        return max((1 - _ADAPTED) * (default - oracle), _NEAR * oracle)
+
+    return _for_good(trace, allowed_us)[1:]
+
+
+def collectives_to_best(runs: Sequence[Sequence[Trace]]) -> dict[str, float | None]:
+    """Collectives of each key until the job's time is within 1% of the oracle's for good, until the next shift.
+
+    The ``median`` over all phases of all runs, from the first on, and its 95% interval ``low`` to ``high``,
+    bootstrapped over scenarios; None for one that is never reached. ``reached`` is the share of phases in which it is.
+    Times are those of ``steps_to_adapt``.
+    """
+    of = [[step for t in traces for step in _for_good(t, lambda _, oracle: _NEAR * oracle)] for traces in runs]
+    steps = [np.array([np.inf if step is None else step for step in each]) for each in of]
+    drawn = np.random.default_rng(0).integers(len(steps), size=(_RESAMPLES, len(steps)))
+    # One that was reached: what lies between a number and infinity is neither.
+    medians = [np.percentile(np.concatenate([steps[i] for i in row]), 50, method="lower") for row in drawn]
+    pooled = np.concatenate(steps)
+    median = np.percentile(pooled, 50, method="lower")
+    low, high = np.percentile(medians, [2.5, 97.5], method="lower")
+    said = {"median": median, "low": low, "high": high}
+    return {
+        **{name: float(value) if np.isfinite(value) else None for name, value in said.items()},
+        "reached": float(np.isfinite(pooled).mean()),
+    }
+
+
+def _for_good(trace: Trace, allowed_us: Callable[[float, float], float]) -> list[int | None]:
+    """For each phase of the run: steps until it takes no more than is allowed above the oracle's time, which depends on
+    the weighted times of NCCL's own choice and of the oracle."""
     scenario, steps = trace.scenario, len(trace.actions)
-    starts = [int(start) for start in scenario.starts[1:] if start < steps]
+    starts = [int(start) for start in scenario.starts if start < steps]
     found: list[int | None] = []
-    for phase, (start, end) in enumerate(pairwise([*starts, steps]), 1):
+    for phase, (start, end) in enumerate(pairwise([*starts, steps])):
         default, oracle = (float(us[phase] @ scenario.weight) for us in (scenario.default_us, scenario.oracle_us))
         total = np.cumsum(np.concatenate([[0.0], trace.regret_us[start:end]]))
         window = min(ADAPT_WINDOW, end - start)
         mean = (total[window:] - total[:-window]) / window
-        late = np.flatnonzero(mean > max((1 - _ADAPTED) * (default - oracle), _NEAR * oracle))
+        late = np.flatnonzero(mean > allowed_us(default, oracle))
         at = int(late[-1]) + 1 if late.size else 0
         found.append(at if at < len(mean) else None)
     return found

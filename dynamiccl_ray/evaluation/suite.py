@@ -20,7 +20,15 @@ from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import beside
 from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.config.curriculum import Curriculum
-from dynamiccl_ray.evaluation.measures import Procedure, judged, key_rows, play, regret_interval, relative_regret
+from dynamiccl_ray.evaluation.measures import (
+    Procedure,
+    collectives_to_best,
+    judged,
+    key_rows,
+    play,
+    regret_interval,
+    relative_regret,
+)
 from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
@@ -55,7 +63,8 @@ class Assessment:
 
     summary: dict[str, Any]
     """``splits`` as ``evaluation.judged`` has them, measured ones with ``vendor_vs_oracle``, and last one for all
-    held-out clusters together; each has ``policies``, what is said of every policy. ``least_regret``, by held-out
+    held-out clusters together; each has ``policies``, what is said of every policy. All but that last one have
+    ``regret_interval`` and ``collectives_to_best`` by method. ``least_regret``, by held-out
     cluster the method other than the oracle that had it; ``tiers`` and ``scale``, the rows of the sweeps; ``seeds``;
     ``procedure``."""
     examples: Mapping[str, Mapping[str, Sequence[Trace]]]
@@ -93,6 +102,7 @@ def assess(
                 runs[method] = play_all(of, factory, procedure)
             row = judged(name, runs[SUBJECT], {m: relative_regret(each) for m, each in runs.items()}, procedure)
             row["regret_interval"] = {m: regret_interval(each) for m, each in runs.items()}
+            row["collectives_to_best"] = {m: collectives_to_best(each) for m, each in runs.items()}
             row["policies"] = [_brief(row)]
             for i, net in enumerate(nets[1:], 2):
                 progress(f"{name}: policy {i} of {len(nets)}")

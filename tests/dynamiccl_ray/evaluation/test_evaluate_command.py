@@ -90,6 +90,7 @@ def test_a_tiny_evaluation(
         assert split["regret"]["oracle"] == 0
         for method, (low, high) in split.get("regret_interval", {}).items():
             assert low <= split["regret"][method] <= high
+        assert {of["reached"] for m, of in split.get("collectives_to_best", {}).items() if m == "oracle"} <= {1}
         assert split["geomean_vs_oracle"] >= 1
         first, second = split["policies"]
         assert first == second
@@ -101,6 +102,7 @@ def test_a_tiny_evaluation(
     assert [row["gpus"] for row in document["scale"]] == list(SCALE_GPUS)
 
     page = Path(document["report"]).read_text(encoding="utf-8")
+    assert page.count("(100.0%)") > 0, "in how many phases the best was reached"
     assert page.count("data:image/png;base64,") == len(document["splits"]) - 1 + 2
     assert "<script" not in page
     assert "http" not in re.sub('base64,[^"]*', "", page), "letters of a picture may spell anything"

@@ -15,6 +15,7 @@ from dynamiccl_ray.baselines.registry import BASELINES
 from dynamiccl_ray.baselines.run import run
 from dynamiccl_ray.evaluation.measures import (
     Procedure,
+    collectives_to_best,
     evaluate,
     gap_closed,
     key_rows,
@@ -122,6 +123,22 @@ def test_steps_to_adapt() -> None:
     assert steps_to_adapt(run(scenario, NcclDefault, 300, 0)) == [None, None]
     # The second shift is not in this run.
     assert steps_to_adapt(run(scenario, LateBy, 150, 0)) == [30]
+
+
+def test_collectives_to_the_best() -> None:
+    scenario = tiny([[[10, 8, 20]], [[10, 20, 5]], [[10, 4, 20]]], starts=[0, 100, 200])
+    # Of a method that is late after each shift the first phase is good from its beginning.
+    late = [run(scenario, LateBy, 300, 0)]
+    assert collectives_to_best([late]) == {"median": 30, "low": 30, "high": 30, "reached": 1}
+    assert collectives_to_best([[run(scenario, Oracle, 300, 0)]])["median"] == 0
+    never = collectives_to_best([[run(scenario, NcclDefault, 300, 0)]])
+    assert never == {"median": None, "low": None, "high": None, "reached": 0}
+    # Scenarios are drawn, not phases: of a good and a hopeless one either may be all that there is.
+    both = collectives_to_best([late, [run(scenario, NcclDefault, 300, 0)]])
+    assert both == {"median": 30, "low": 30, "high": None, "reached": 0.5}
+    # One per cent is near enough, more is not.
+    near = [[run(tiny([[[10, ratio * 10, 20]]], starts=[0]), NcclDefault, 50, 0)] for ratio in (1 / 1.009, 1 / 1.011)]
+    assert [collectives_to_best([one])["reached"] for one in near] == [1, 0]
 
 
 def test_evaluate_returns_json() -> None:
