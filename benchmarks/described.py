@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--scenarios", type=int, default=6, help="half as many of each cluster")
     parser.add_argument("--random", type=int, help="on so many random clusters instead")
-    parser.add_argument("--policies", type=Path, nargs="+", default=[DEFAULT_POLICY], help="each a chooser")
+    parser.add_argument("--policies", type=Path, nargs="*", default=[DEFAULT_POLICY], help="each a chooser")
     parser.add_argument("--choosers", nargs="*", default=["thompson", "uniform"], help="baselines beside them")
     parser.add_argument("--told", nargs="+", help="only these rows")
     parser.add_argument("--runs", type=int, default=1)
