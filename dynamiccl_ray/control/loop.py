@@ -392,7 +392,10 @@ class Loop(State):
         cost = self.keys.cost[rows]
         wrong = self.evidence.faster_than(rows, cost)
         # A model of another cluster may be wrong about what NCCL takes for nearly the best.
-        likely = (cost <= _LIKELY) & ~self.evidence.ran_earlier(rows)
+        # So may be what earlier runs say: from where they are as wrong as such a model, they have tried nothing.
+        ran_earlier = self.evidence.ran_earlier(rows)
+        ran_earlier[seen[said.earlier_error > _WRONG_MODEL]] = False
+        likely = (cost <= _LIKELY) & ~ran_earlier
         fresh = draw[:, None] & (with_chunk | ((any_along(worth, -1) | likely) & ~measured.tried))
         # The first sequence, and what is seen after it, is as in training. From there a draw that would repeat what is
         # known goes on.

@@ -140,14 +140,18 @@ def test_a_second_run_loses_less_than_half_and_a_wrong_record_costs_little() -> 
     truth = np.concatenate([ratio[..., 0], ratio[:, :, 0]], -1).astype(np.float32)
     truth[:, OWN_PAIR] = np.nan
     rng = np.random.default_rng(0)
-    # Another day's, and one that takes pairs for others, of each key anew.
     day = truth + rng.normal(0, 0.03, (*truth.shape[:2], 1)).astype(np.float32)
-    pairs = np.flatnonzero(np.isfinite(truth).any((0, 2)))
-    wrong = truth.copy()
+    (cold, _), (warm, warm_end) = (_over_best(scenario, of) for of in (None, day))
+    assert warm < cold / 2
+    assert warm_end < 0.01
+    # What takes pairs for others, of each key anew, hides what NCCL takes for nearly the best: yet that is tried.
+    misled, misled_end = np.mean([_over_best(scenario, _mistaken(truth, seed), 1) for seed in range(3)], 0)
+    assert misled < cold + 0.05
+    assert misled_end < 0.003
+
+
+def _mistaken(truth: Float32, seed: int) -> Float32:
+    pairs, wrong, rng = np.flatnonzero(np.isfinite(truth).any((0, 2))), truth.copy(), np.random.default_rng(seed)
     for row in wrong:
         row[pairs] = row[rng.permutation(pairs)]
-    (cold, _), (warm, warm_end), (misled, misled_end) = (_over_best(scenario, of) for of in (None, day, wrong))
-    assert warm < cold / 2
-    assert misled < cold + 0.05
-    assert warm_end < 0.01
-    assert misled_end < 0.01
+    return wrong
