@@ -53,6 +53,9 @@ def comm_contexts(
         at = positions(comm.rows, part.row)
         needed = need[comm.rows]
         needed[at] = np.where(waited_for[part.row], part.takes, 0)
+        # Until one of its decisions is over: what takes more goes on in the next epoch. Else what is looked at once
+        # would be in force for as long as what others compare.
+        needed = np.minimum(needed, needed[needed > 0].min(initial=np.iinfo(np.int64).max))
         contexts.append(
             CommContext(
                 comm=comm_id,

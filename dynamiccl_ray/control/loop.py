@@ -110,11 +110,17 @@ class Loop(State):
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
         learning = self.control.learning
         drawn = (self.decisions <= self.draws()) & (self.resting == 0)
-        takes = np.where(drawn, learning.draw_samples, learning.compare_samples)
+        first = self._first(np.arange(len(self)), self.wanted)
+        takes = np.where(drawn | first, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
         takes[self.phase == Phase.CHECK] = 1
         takes = np.where(self._over, 0, takes)
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
+
+    def _first(self, rows: Int64, actions: Int64) -> Bool:
+        """(R,) whether nothing was measured of these actions since the last shift: then a draw's samples are enough to
+        know whether one is worth more."""
+        return np.asarray(self.evidence.samples[rows, actions] == 0)
 
     def _baseline_samples(self) -> Int64:
         """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before."""
@@ -368,7 +374,8 @@ class Loop(State):
         new = self._overlooked(rows[compares], flat[compares], measured.tried[compares])
         following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again, OWN_ACTION, best))
-        takes = np.where(draw | again, learning.draw_samples, learning.compare_samples)
+        looks = draw | again | self._first(rows, fixed)
+        takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked = self.checks.next(rows[checking])
         fixed[checking] = np.where(flat[checking, asked], asked, best[checking])

@@ -77,7 +77,8 @@ class Key:
             return 1
         if not self.decisions:
             return 1 if self.hopeless else LEARNING["baseline_samples"]
-        return LEARNING["draw_samples" if self.decisions <= LEARNING["draws"] else "compare_samples"]
+        looks = self.decisions <= LEARNING["draws"] or not self.recorded[self.wanted]
+        return LEARNING["draw_samples" if looks else "compare_samples"]
 
     @property
     def phase(self) -> Phase:
