@@ -2,9 +2,9 @@
 
     python benchmarks/false_alarms.py OUT.json [--collectives 4000]
 
-One job of each held-out cluster under each noise of ``simulation/splits.py``. ``checks`` counts choices of keys
-that were checked and stood, ``anew`` keys that learned anew. Regret is over
-the whole run; ``cost`` is what the trigger adds to it.
+One job of each held-out cluster under each noise of ``simulation/splits.py``. ``checks`` counts choices of keys that
+were checked and stood, ``anew`` keys that learned anew. Regret is over the whole run; ``cost`` is what the trigger adds
+to it.
 """
 
 from __future__ import annotations

@@ -81,22 +81,6 @@ def test_an_epoch_waits_for_what_is_missing_of_a_decision() -> None:
     assert run.its.need.tolist() == [LEARNING["draw_samples"]]
 
 
-def test_what_takes_little_is_over_before_what_others_compare() -> None:
-    run = Run().join()
-    run.us[OTHER] = dict.fromkeys(range(100_000), 50.0)
-    run.epoch()
-    for _ in range(LEARNING["draws"] - 1):
-        run.epoch(n=2, only=(KEY,))
-    run.epoch(n=2)
-    first, other = (run.core.comms[COMM].keys.tolist().index(key) for key in (KEY, OTHER))
-    loop, rows = run.core.loop, run.core.comms[COMM].rows
-    assert loop.decisions[rows[[first, other]]].tolist() == [LEARNING["draws"], 1]
-    assert sorted(run.its.due.takes.tolist()) == [LEARNING["draw_samples"], LEARNING["compare_samples"]]
-    assert run.its.need.tolist() == [LEARNING["draw_samples"]] * 2
-    run.epoch(n=LEARNING["draw_samples"])
-    assert run.its.need[first] == LEARNING["compare_samples"] - LEARNING["draw_samples"], "what is left of it"
-
-
 def test_a_key_that_is_never_measured_holds_nobody_up_and_is_shown() -> None:
     run = Run().join()
     run.us[OTHER] = dict.fromkeys(range(100_000), 50.0)
