@@ -105,6 +105,7 @@ class Plan:
             context=np.tile(observation.encode_context(self.about(member, comm.like)), (n, 1)),
             prior=self.expected(comm, np.array(collective), np.array(nbytes)),
             earlier=self.earlier.expected(member.ranks, member.nodes, member.name, keys),
+            lead=self.earlier.lead(member.ranks, member.nodes, member.name, keys),
         )
 
     def expected(self, comm: Communicator, collective: Int64, nbytes: Int64) -> Float32:

@@ -41,6 +41,7 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
         context=np.tile(CONTEXT, (n, 1)),
         prior=nothing_expected(n),
         earlier=nothing_expected(n),
+        lead=np.zeros(n, np.float32),
     )
 
 

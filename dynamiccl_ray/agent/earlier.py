@@ -111,17 +111,36 @@ class Earlier:
         wanted = np.asarray(keys, np.int64)
         shape = (len(wanted), N_PAIRS, N_CHANNELS + N_CHUNKS)
         precision, total = np.zeros((2, *shape))
-        for age, of in self._records:
-            if (of.ranks, of.nodes) == (ranks, nodes) and (not name or not of.name or name == of.name):
-                ratio, variance = _at(of, wanted)
-                # A run is off by what days differ by, an older one by that of every run since.
-                weight = 1 / (variance + (1 + age) * EARLIER_ERROR**2)
-                # What was measured badly says little; but how far behind it is does not matter of what surely is.
-                well = (variance <= EARLIER_ERROR**2) | (ratio > _SURELY * np.sqrt(variance))
-                known = np.isfinite(ratio) & well
-                precision += np.where(known, weight, 0.0)
-                total += np.where(known, weight * ratio, 0.0)
+        for age, of in self._of(ranks, nodes, name):
+            ratio, variance = _at(of, wanted)
+            # A run is off by what days differ by, an older one by that of every run since.
+            weight = 1 / (variance + (1 + age) * EARLIER_ERROR**2)
+            # What was measured badly says little; but how far behind it is does not matter of what surely is.
+            well = (variance <= EARLIER_ERROR**2) | (ratio > _SURELY * np.sqrt(variance))
+            known = np.isfinite(ratio) & well
+            precision += np.where(known, weight, 0.0)
+            total += np.where(known, weight * ratio, 0.0)
         return np.where(precision > 0, total / np.maximum(precision, 1e-9), np.nan).astype(np.float32)
+
+    def lead(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
+        """(N,) by how much, as a log, the fastest action was ahead of NCCL's own choice in the newest run that has
+        keys (N,), of such a communicator; 0 where none surely was. That may be known of actions that are too badly
+        known for ``expected``.
+        """
+        wanted = np.asarray(keys, np.int64)
+        lead = np.zeros(len(wanted), np.float32)
+        known = np.zeros(len(wanted), np.bool_)
+        for _, of in self._of(ranks, nodes, name):
+            ratio, variance = _at(of, wanted)
+            surely = np.where(ratio < -_SURELY * np.sqrt(variance), -ratio, 0.0).max((1, 2))
+            lead = np.where(known, lead, surely).astype(np.float32)
+            known |= np.isfinite(ratio).any((1, 2))
+        return lead
+
+    def _of(self, ranks: int, nodes: int, name: str) -> list[tuple[int, Record]]:
+        """Records of such communicators and how many runs came after, the newest first."""
+        alike = ((age, of) for age, of in self._records if (of.ranks, of.nodes) == (ranks, nodes))
+        return [(age, of) for age, of in alike if not name or not of.name or name == of.name]
 
 
 def _at(of: Record, keys: Int64) -> tuple[Float64, Float64]:

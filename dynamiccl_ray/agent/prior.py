@@ -26,20 +26,28 @@ _FREEDOM: Final = 4.0
 
 
 def error_of(
-    prior: Float32, ratio: Float32, samples: Float32, noise: Float32, group: Int64, start: float = ERROR
+    prior: Float32,
+    ratio: Float32,
+    samples: Float32,
+    noise: Float32,
+    group: Int64,
+    start: float = ERROR,
+    own: Float32 | None = None,
 ) -> Float32:
     """(B,) standard deviation of what a prior says of the keys: the same for all of a communicator.
 
     ``prior`` and ``ratio`` (B, N_PAIRS, N) have what was expected and mean log time ratios as measured, ``samples`` of
     the same shape how many; ``noise`` (B,) is one time's, ``group`` (B,) numbers the communicators. Of each pair the
     mean squared error counts once, whatever was measured of it: sizes and channel counts of one pair are wrong alike.
-    ``start`` is the error before anything is measured.
+    ``start`` is the error before anything is measured. ``own`` (B,) is how often NCCL's own choice was measured, to
+    which ratios are; it counts as known where that is not given, which is near enough for an error like a model's.
     """
     known = np.isfinite(prior) & (samples > 0)
     known[:, OWN_PAIR] = False
     if not known.any():
         return np.full(len(prior), start, np.float32)
-    doubt = (noise**2)[:, None, None] / np.maximum(samples, 1e-9)
+    of_own = 0.0 if own is None else 1 / np.maximum(own, 1)[:, None, None]
+    doubt = (noise**2)[:, None, None] * (1 / np.maximum(samples, 1e-9) + of_own)
     # What is measured badly says little of the prior.
     weight = np.where(known, start**2 / (start**2 + doubt), 0.0)
     square = np.where(known, np.maximum((np.where(known, prior, 0.0) - ratio) ** 2 - doubt, 0.0), 0.0)

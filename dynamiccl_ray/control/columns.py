@@ -44,6 +44,8 @@ class Keys:
     """(N, N_PAIRS, N_CHANNELS + N_CHUNKS) what a model of the cluster expects, see ``prior.py``; NaN where nothing."""
     earlier: Float32
     """As ``prior``: what earlier runs measured, see ``earlier.py``."""
+    lead: Float32
+    """(N,) by how much, as a log, something was surely ahead of NCCL's own choice in an earlier run; or 0."""
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -175,6 +177,7 @@ def no_keys() -> Keys:
         context=np.zeros((0, STATIC_SIZE), np.float32),
         prior=nothing_expected(0),
         earlier=nothing_expected(0),
+        lead=np.zeros(0, np.float32),
     )
 
 

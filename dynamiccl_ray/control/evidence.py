@@ -223,11 +223,11 @@ class Evidence:
         alike = np.flatnonzero(np.isin(self._group, self._group[rows]))
         at = np.searchsorted(alike, rows)
         ratio, samples = self.ratio(alike), self.by_channels[alike].astype(np.float32)
-        noise, group = self.noise[alike], self._group[alike]
+        noise, group, own = self.noise[alike], self._group[alike], samples[:, OWN_PAIR, 0]
         priors = []
-        for prior, start in ((self._prior, ERROR), (self._earlier, EARLIER_ERROR)):
+        for prior, start, often in ((self._prior, ERROR, None), (self._earlier, EARLIER_ERROR, own)):
             if np.isfinite(prior[rows]).any():
-                error = error_of(prior[alike, :, :N_CHANNELS], ratio, samples, noise, group, start)
+                error = error_of(prior[alike, :, :N_CHANNELS], ratio, samples, noise, group, start, often)
                 priors.append((prior[rows], error[at]))
         return priors
 

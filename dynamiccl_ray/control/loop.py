@@ -123,12 +123,18 @@ class Loop(State):
         return np.asarray(self.evidence.samples[rows, actions] == 0)
 
     def _baseline_samples(self) -> Int64:
-        """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before."""
+        """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before, in
+        this run or in an earlier one."""
         takes = np.full(len(self), self.control.learning.baseline_samples)
+        takes[self._hopeless_earlier()] = 1
         rows = np.flatnonzero((self.phase == Phase.BASELINE) & (self.shifts > 0))
         hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
         takes[rows[hopeless]] = 1
         return takes
+
+    def _hopeless_earlier(self) -> Bool:
+        """(K,) whether NCCL's own choice was hopeless in an earlier run, which has not turned out to be wrong."""
+        return np.asarray((self.keys.lead > check.HOPELESS) & (self.shifts == 0) & (self.misled == 0))
 
     def _close(self, samples: Measured, index: Int64) -> list[Drift]:
         """Decisions that have all of their samples."""
@@ -156,9 +162,10 @@ class Loop(State):
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
         learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
-        own = self._last_draw(rows, decided - 1) & (actions == OWN_ACTION) & self._off(of, _LEAST_MOVED)
+        last = self._last_draw(rows, decided - 1) & ((actions == OWN_ACTION) | self._hopeless_earlier()[rows])
+        last &= self._off(of, _LEAST_MOVED)
         seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
-        moved = rows[learning & quiet & (own | (seldom & self.cusum.watches))]
+        moved = rows[learning & quiet & (last | (seldom & self.cusum.watches))]
         # What may be of another network says nothing of this one; where little is known yet, it has to.
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
         # What shows that an action has moved is what it takes now: the check is against what it took.
@@ -234,7 +241,8 @@ class Loop(State):
     def _check(self, rows: Int64) -> None:
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         allowed = self.allowed(rows).reshape(-1, N_ACTIONS)
-        self.checks.begin(rows, self.wanted[rows], self.decisions[rows], self.evidence, allowed)
+        hopeless = self._hopeless_earlier()[rows]
+        self.checks.begin(rows, self.wanted[rows], self.decisions[rows], self.evidence, allowed, hopeless)
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
@@ -366,14 +374,18 @@ class Loop(State):
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0
         # The network may have changed while a key learned: then what was measured before is not to be compared with
-        # what was measured after, and NCCL's own choice takes another time now. The last draw goes to that.
-        again = self._last_draw(rows, done) & ~rests
+        # what was measured after, and NCCL's own choice takes another time now. The last draw goes to that, or to the
+        # best where that is hopeless by an earlier run.
+        # Where such a run turns out to be wrong, others go to it too, until it is known as well as elsewhere.
+        spared = (self.misled[rows] > 0) & (self.evidence.samples[rows, OWN_ACTION] < learning.baseline_samples)
+        again = (self._last_draw(rows, done) | (spared & (done < draws) & (self.shifts[rows] == 0))) & ~rests
         draw = (done < draws) & ~rests & ~again
+        hopeless = self._hopeless_earlier()[rows]
         comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
         compares = np.flatnonzero(comparing)
         new = self._overlooked(rows[compares], flat[compares], measured.tried[compares])
         following[compares] = np.where(new >= 0, new, following[compares])
-        fixed = np.where(comparing, following, np.where(again, OWN_ACTION, best))
+        fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
         looks = draw | again | self._first(rows, fixed)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)

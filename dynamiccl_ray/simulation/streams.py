@@ -39,6 +39,7 @@ def keys_of(scenario: Scenario, group: int = 0) -> Keys:
     n = len(scenario.nbytes)
     valid = scenario.valid.reshape(n, N_PAIRS, N_CHANNELS, N_CHUNKS)
     numbers = [key_of(c, b, False) for c, b in zip(scenario.collective.tolist(), scenario.nbytes.tolist(), strict=True)]
+    earlier = nothing_expected(n) if scenario.earlier is None else scenario.earlier
     return Keys(
         group=np.full(n, group),
         identity=np.arange(n, dtype=np.uint64) + np.uint64(group << 32),
@@ -52,7 +53,8 @@ def keys_of(scenario: Scenario, group: int = 0) -> Keys:
         chunks=np.asarray(valid.any(2)),
         context=np.tile(encode_context(scenario.context), (n, 1)),
         prior=nothing_expected(n) if scenario.prior is None else scenario.prior,
-        earlier=nothing_expected(n) if scenario.earlier is None else scenario.earlier,
+        earlier=earlier,
+        lead=-np.nan_to_num(earlier).min((1, 2), initial=0.0),
     )
 
 

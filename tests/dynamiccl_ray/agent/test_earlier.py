@@ -102,6 +102,23 @@ def test_what_was_measured_badly_is_not_said_unless_it_is_surely_slower() -> Non
     assert noisy(4, 1.0) == [pytest.approx(1.0, abs=0.2)]
 
 
+def _uncertain(nbytes: int, ratio: float, *, name: str = "") -> Record:
+    """A pair with a standard error of 0.2."""
+    of = _record({nbytes: ratio}, name=name)
+    return replace(of, variance=np.where(np.isfinite(of.ratio), 0.04, np.nan).astype(np.float32))
+
+
+def test_that_something_was_surely_ahead_is_known_also_where_by_how_much_is_not() -> None:
+    earlier = Earlier([[_uncertain(MIB, -0.9, name="dp"), _uncertain(8 * MIB, -0.5)], [_record({MIB: -0.1, 64: -0.3})]])
+    keys = [_key(size) for size in (MIB, 8 * MIB, 64, 1 << 30)]
+    assert np.isnan(earlier.expected(16, 2, "dp", keys)[1]).all()
+    # Two and a half standard errors are not enough; and the newest run that has a size is the one that counts.
+    assert earlier.lead(16, 2, "dp", keys) == pytest.approx([0.9, 0, 0.3, 0])
+    assert earlier.lead(16, 2, "tp", keys) == pytest.approx([0.1, 0, 0.3, 0])
+    assert not earlier.lead(16, 4, "dp", keys).any()
+    assert not Earlier().lead(16, 2, "", keys).any()
+
+
 def test_after_a_shift_of_the_network_what_came_before_it_says_nothing() -> None:
     flat = int(flat_action(PAIR, 0, 0))
     of = Decisions(

@@ -11,12 +11,21 @@ from dynamiccl_ray.knobs import N_PAIRS
 SHAPE = (4, N_PAIRS, 3)
 
 
-def _error(off: np.ndarray, tried: np.ndarray, *, group: list[int] | None = None, noise: float = 0.02) -> list[float]:
-    """Of a model that says 0 of everything, where what was ``tried`` is off by so much."""
+def _error(
+    off: np.ndarray,
+    tried: np.ndarray,
+    *,
+    group: list[int] | None = None,
+    noise: float = 0.02,
+    start: float = ERROR,
+    own: float | None = None,
+) -> list[float]:
+    """Of a prior that says 0 of everything, where what was ``tried`` is off by so much."""
     prior, samples = np.zeros(SHAPE, np.float32), np.where(tried, 8.0, 0.0).astype(np.float32)
     ratio = np.where(tried, off, 0.0).astype(np.float32)
     groups = np.array(group or [0] * SHAPE[0])
-    return error_of(prior, ratio, samples, np.full(SHAPE[0], noise, np.float32), groups).tolist()
+    often = None if own is None else np.full(SHAPE[0], own, np.float32)
+    return error_of(prior, ratio, samples, np.full(SHAPE[0], noise, np.float32), groups, start, often).tolist()
 
 
 def _tried(*pairs: int) -> np.ndarray:
@@ -41,6 +50,14 @@ def test_it_falls_where_the_model_was_right_and_grows_where_it_was_wrong() -> No
 def test_noise_is_not_taken_for_the_models_error() -> None:
     noisy = np.random.default_rng(0).normal(0, 0.2 / np.sqrt(8), SHAPE)
     assert _error(noisy, _tried(*range(1, 9)), noise=0.2)[0] < ERROR
+
+
+def test_noise_of_nccls_own_time_is_not_taken_for_the_priors_error() -> None:
+    """All ratios of a key are to the same time."""
+    off, tried = np.broadcast_to(np.array([0.2, -0.2, 0.1, -0.1])[:, None, None], SHAPE), _tried(*range(1, 9))
+    once = _error(off, tried, noise=0.2, start=0.03, own=1)[0]
+    assert once < 0.06 < _error(off, tried, noise=0.2, start=0.03)[0]
+    assert once < _error(off, tried, noise=0.2, start=0.03, own=100)[0]
 
 
 def test_a_pair_counts_once_however_much_of_it_was_measured() -> None:

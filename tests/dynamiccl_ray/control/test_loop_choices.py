@@ -378,6 +378,28 @@ def test_a_key_draws_three_times_as_often_where_an_earlier_run_turns_out_to_be_w
     assert again.draws().tolist() == [draws, draws, 30]
 
 
+@pytest.mark.parametrize("off", [0.0, 0.5])
+def test_what_was_hopeless_in_an_earlier_run_is_measured_once_unless_that_run_was_wrong(off: float) -> None:
+    keys = some_keys(2)
+    keys.earlier[0, 1:4] = -1.0
+    keys.lead[0] = 1.0
+    loop, asked = loop_of(keys, draws=8, draw_samples=1, earlier_share=1.0), []
+    assert loop.need.tolist() == [1, 4]
+    for _ in range(12):
+        asked.append(np.repeat(loop.wanted[0], loop.need[0]))
+        play(
+            loop,
+            1,
+            lambda _, action: {OWN_ACTION: 4.0, pair(1): 3.0 + off, pair(2): 3.1 + off}.get(action, 3.6),
+            drawn=lambda due: np.full(due.draw.sum(), pair(1 + len(asked) % 2)),
+        )
+    own = np.count_nonzero(np.concatenate(asked) == OWN_ACTION)
+    # Where it was wrong: what the baseline was spared, and the last draw.
+    assert own == (1 if off == 0 else 5)
+    if off == 0:
+        assert asked[8].tolist() == [pair(1)], "the last draw, of the best"
+
+
 def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_key_of_each_size() -> None:
     """NCCL takes pair 2 for e times as slow as its own choice, and pair 3 for four times; pair 2 is faster."""
     loop = loop_of(some_keys(6), draws=60)
