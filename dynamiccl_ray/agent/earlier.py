@@ -25,8 +25,6 @@ _NEAR: Final = 1.0
 _ALONE: Final = 0.25
 # Standard errors by which something is surely slower.
 _SURELY: Final = 3.0
-# By which something is ahead of NCCL's own choice: little is lost where that is wrong.
-_AHEAD: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,16 +124,16 @@ class Earlier:
 
     def lead(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
         """(N,) by how much, as a log, the fastest action was ahead of NCCL's own choice in the newest run that has
-        keys (N,), of such a communicator; 0 where none was by more than noise. Actions count that are too badly known
-        for ``expected``.
+        keys (N,), of such a communicator; 0 where none surely was. That may be known of actions that are too badly
+        known for ``expected``.
         """
         wanted = np.asarray(keys, np.int64)
         lead = np.zeros(len(wanted), np.float32)
         known = np.zeros(len(wanted), np.bool_)
         for _, of in self._of(ranks, nodes, name):
             ratio, variance = _at(of, wanted)
-            ahead = np.where(ratio < -_AHEAD * np.sqrt(variance), -ratio, 0.0).max((1, 2))
-            lead = np.where(known, lead, ahead).astype(np.float32)
+            surely = np.where(ratio < -_SURELY * np.sqrt(variance), -ratio, 0.0).max((1, 2))
+            lead = np.where(known, lead, surely).astype(np.float32)
             known |= np.isfinite(ratio).any((1, 2))
         return lead
 

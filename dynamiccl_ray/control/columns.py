@@ -45,7 +45,7 @@ class Keys:
     earlier: Float32
     """As ``prior``: what earlier runs measured, see ``earlier.py``."""
     lead: Float32
-    """(N,) by how much, as a log, something was ahead of NCCL's own choice in an earlier run; or 0."""
+    """(N,) by how much, as a log, something was surely ahead of NCCL's own choice in an earlier run; or 0."""
 
     def __len__(self) -> int:
         return len(self.nbytes)

@@ -68,8 +68,6 @@ _WRONG_MODEL: Final = 0.25
 # Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
 # what they are taken for at first (agent/prior.py).
 _MISLEADING: Final = 0.06
-# NCCL's own choice was hopeless in an earlier run where something was ahead by this, as a log.
-_LED: Final = 0.5
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
@@ -136,7 +134,7 @@ class Loop(State):
 
     def _hopeless_earlier(self) -> Bool:
         """(K,) whether NCCL's own choice was hopeless in an earlier run, which has not turned out to be wrong."""
-        return np.asarray((self.keys.lead > _LED) & (self.shifts == 0) & (self.misled == 0))
+        return np.asarray((self.keys.lead > check.HOPELESS) & (self.shifts == 0) & (self.misled == 0))
 
     def _close(self, samples: Measured, index: Int64) -> list[Drift]:
         """Decisions that have all of their samples."""

@@ -108,11 +108,11 @@ def _uncertain(nbytes: int, ratio: float, *, name: str = "") -> Record:
     return replace(of, variance=np.where(np.isfinite(of.ratio), 0.04, np.nan).astype(np.float32))
 
 
-def test_that_something_was_ahead_is_known_also_where_by_how_much_is_not() -> None:
-    earlier = Earlier([[_uncertain(MIB, -0.9, name="dp"), _uncertain(8 * MIB, -0.3)], [_record({MIB: -0.1, 64: -0.3})]])
+def test_that_something_was_surely_ahead_is_known_also_where_by_how_much_is_not() -> None:
+    earlier = Earlier([[_uncertain(MIB, -0.9, name="dp"), _uncertain(8 * MIB, -0.5)], [_record({MIB: -0.1, 64: -0.3})]])
     keys = [_key(size) for size in (MIB, 8 * MIB, 64, 1 << 30)]
     assert np.isnan(earlier.expected(16, 2, "dp", keys)[1]).all()
-    # One and a half standard errors are not enough; and the newest run that has a size is the one that counts.
+    # Two and a half standard errors are not enough; and the newest run that has a size is the one that counts.
     assert earlier.lead(16, 2, "dp", keys) == pytest.approx([0.9, 0, 0.3, 0])
     assert earlier.lead(16, 2, "tp", keys) == pytest.approx([0.1, 0, 0.3, 0])
     assert not earlier.lead(16, 4, "dp", keys).any()
