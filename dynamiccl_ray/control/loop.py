@@ -126,15 +126,11 @@ class Loop(State):
         """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before, in
         this run or in an earlier one."""
         takes = np.full(len(self), self.control.learning.baseline_samples)
-        takes[self._hopeless_earlier()] = 1
+        takes[self.hopeless_earlier] = 1
         rows = np.flatnonzero((self.phase == Phase.BASELINE) & (self.shifts > 0))
         hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
         takes[rows[hopeless]] = 1
         return takes
-
-    def _hopeless_earlier(self) -> Bool:
-        """(K,) whether NCCL's own choice was hopeless in an earlier run, which has not turned out to be wrong."""
-        return np.asarray((self.keys.lead > check.HOPELESS) & (self.shifts == 0) & (self.misled == 0))
 
     def _close(self, samples: Measured, index: Int64) -> list[Drift]:
         """Decisions that have all of their samples."""
@@ -162,7 +158,7 @@ class Loop(State):
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
         learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
-        last = self._last_draw(rows, decided - 1) & ((actions == OWN_ACTION) | self._hopeless_earlier()[rows])
+        last = self._last_draw(rows, decided - 1) & ((actions == OWN_ACTION) | self.hopeless_earlier[rows])
         last &= self._off(of, _LEAST_MOVED)
         seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
         moved = rows[learning & quiet & (last | (seldom & self.cusum.watches))]
@@ -241,7 +237,7 @@ class Loop(State):
     def _check(self, rows: Int64) -> None:
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         allowed = self.allowed(rows).reshape(-1, N_ACTIONS)
-        hopeless = self._hopeless_earlier()[rows]
+        hopeless = self.hopeless_earlier[rows]
         self.checks.begin(rows, self.wanted[rows], self.decisions[rows], self.evidence, allowed, hopeless)
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
@@ -380,7 +376,7 @@ class Loop(State):
         spared = (self.misled[rows] > 0) & (self.evidence.samples[rows, OWN_ACTION] < learning.baseline_samples)
         again = (self._last_draw(rows, done) | (spared & (done < draws) & (self.shifts[rows] == 0))) & ~rests
         draw = (done < draws) & ~rests & ~again
-        hopeless = self._hopeless_earlier()[rows]
+        hopeless = self.hopeless_earlier[rows]
         comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
         compares = np.flatnonzero(comparing)
         new = self._overlooked(rows[compares], flat[compares], measured.tried[compares])

@@ -13,7 +13,7 @@ from dynamiccl_ray.agent.observation import communication_ratio
 from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.budget import Budget
-from dynamiccl_ray.control.check import Checks
+from dynamiccl_ray.control.check import HOPELESS, Checks
 from dynamiccl_ray.control.columns import NOTHING, Keys, joined, no_keys, no_outcome, take
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.offers import Offers
@@ -75,6 +75,11 @@ class State:
 
     def __len__(self) -> int:
         return len(self.phase)
+
+    @property
+    def hopeless_earlier(self) -> Bool:
+        """(K,) whether NCCL's own choice was hopeless in an earlier run, which has not turned out to be wrong."""
+        return np.asarray((self.keys.lead > HOPELESS) & (self.shifts == 0) & (self.misled == 0))
 
     # -- keys --
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from driven import member_of
 
+from dynamiccl_ray.actions import OWN_ACTION, flat_action
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.actors.plan import Plan
+from dynamiccl_ray.agent.earlier import Decisions, Earlier, record
 from dynamiccl_ray.arrays import Float32
 from dynamiccl_ray.config.experiment import Online
+from dynamiccl_ray.control.columns import Keys
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.fabric.pricing import expected
 from dynamiccl_ray.keys import key_of
@@ -23,9 +27,13 @@ H100 = find_cluster("dgx-h100-ndr")
 V100 = find_cluster("dgx-v100").model_copy(update={"inter": None, "groups": (), "in_network": None})
 
 
-def _prior(plan: Plan, **of: Any) -> Float32:
+def _keys(plan: Plan, **of: Any) -> Keys:
     comm = cast(Communicator, type("_", (), {"number": 0, "example": member_of(0, **of), "like": None}))
-    return plan.keys(comm, [key_of(Collective.ALL_REDUCE, size, False) for size in SIZES]).prior
+    return plan.keys(comm, [key_of(Collective.ALL_REDUCE, size, False) for size in SIZES])
+
+
+def _prior(plan: Plan, **of: Any) -> Float32:
+    return _keys(plan, **of).prior
 
 
 def _plan(fabric: dict[str, Any]) -> Plan:
@@ -67,3 +75,21 @@ def test_a_played_job_is_never_told_the_model_that_plays_it() -> None:
     assert np.isnan(_prior(_plan({"kind": "measured"}), ranks=64, nodes=8)).all(), "it does not say where it runs"
     said = _plan({"kind": "measured", "cluster": "p5en-h200-efa"})
     assert np.isfinite(_prior(said, ranks=64, nodes=8)).any(), "measurements are no model"
+
+
+def test_keys_are_told_what_earlier_runs_measured_of_such_a_communicator() -> None:
+    key = np.full(2, key_of(Collective.ALL_REDUCE, SIZES[0], False))
+    of = Decisions(
+        key=key,
+        action=np.array([OWN_ACTION, flat_action(5, 0, 0)]),
+        samples=np.full(2, 100.0),
+        log_us=np.array([3.0, 2.0]),
+        own_log_us=np.array([np.nan, 3.0]),
+        anew=np.zeros(2, np.int64),
+    )
+    plan = replace(_plan({"kind": "nccl"}), earlier=Earlier([[record(32, 4, "", of)]]))
+    keys, others = _keys(plan, ranks=32, nodes=4), _keys(plan, ranks=16, nodes=2)
+    assert keys.earlier[:, 5, 0].tolist() == [pytest.approx(-1.0), pytest.approx(np.nan, nan_ok=True)]
+    assert keys.lead.tolist() == [pytest.approx(1.0), 0]
+    assert np.isnan(others.earlier).all()
+    assert not others.lead.any()

@@ -138,15 +138,6 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
     assert loop.need[1] == 4
 
 
-def test_what_was_hopeless_in_an_earlier_run_does_not_contend_however_lucky_it_was_once() -> None:
-    keys = some_keys(2)
-    keys.lead[0] = 1.0
-    loop = exploiting(keys)
-    _alarm(loop, _slower(0.15))
-    loop._check(np.array([1]))
-    assert (loop.checks.actions == OWN_ACTION).any(1).tolist() == [False, True]
-
-
 def _far(by: float = 0.0, ahead: float = -0.35) -> Times:
     """Pair 1 is the best, and takes ``by`` longer; pair 2 was so far behind that it did not contend."""
     return lambda row, action: {OWN_ACTION: 3.0 + by, pair(1): 2.9 + by, pair(2): 2.9 + by - ahead}.get(action, 4.5)

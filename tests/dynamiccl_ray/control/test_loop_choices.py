@@ -351,55 +351,6 @@ def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str, of
     assert drawable == [[False, True]] * 6 + [[free, True]] * 2
 
 
-def test_where_an_earlier_run_says_something_of_a_key_it_draws_less_often() -> None:
-    keys = some_keys(2)
-    keys.earlier[0, 2] = 0.1
-    loop = loop_of(keys, draws=30, earlier_share=0.5, adapt_share=0.2)
-    assert loop.draws().tolist() == [15, 30]
-    loop.shift(np.array([0, 1]))
-    assert loop.draws().tolist() == [6, 6]
-
-
-@pytest.mark.parametrize(("off", "draws"), [(0.0, 9), (0.02, 9), (0.5, 27)])
-def test_a_key_draws_three_times_as_often_where_an_earlier_run_turns_out_to_be_wrong(off: float, draws: int) -> None:
-    keys = some_keys(3)
-    keys.earlier[:2, 1:4] = 0.1
-    loop = loop_of(keys, draws=30, earlier_share=0.3)
-    tried = 3.1 + off
-    play(
-        loop,
-        8,
-        lambda _, action: 3.0 if action == OWN_ACTION else tried,
-        drawn=lambda due: np.full(due.draw.sum(), pair(2)),
-    )
-    assert loop.draws().tolist() == [draws, draws, 30]
-    again = loop_of(keys, draws=30, earlier_share=0.3)
-    again.restore(loop.state())
-    assert again.draws().tolist() == [draws, draws, 30]
-
-
-@pytest.mark.parametrize("off", [0.0, 0.5])
-def test_what_was_hopeless_in_an_earlier_run_is_measured_once_unless_that_run_was_wrong(off: float) -> None:
-    keys = some_keys(2)
-    keys.earlier[0, 1:4] = -1.0
-    keys.lead[0] = 1.0
-    loop, asked = loop_of(keys, draws=8, draw_samples=1, earlier_share=1.0), []
-    assert loop.need.tolist() == [1, 4]
-    for _ in range(12):
-        asked.append(np.repeat(loop.wanted[0], loop.need[0]))
-        play(
-            loop,
-            1,
-            lambda _, action: {OWN_ACTION: 4.0, pair(1): 3.0 + off, pair(2): 3.1 + off}.get(action, 3.6),
-            drawn=lambda due: np.full(due.draw.sum(), pair(1 + len(asked) % 2)),
-        )
-    own = np.count_nonzero(np.concatenate(asked) == OWN_ACTION)
-    # Where it was wrong: what the baseline was spared, and the last draw.
-    assert own == (1 if off == 0 else 5)
-    if off == 0:
-        assert asked[8].tolist() == [pair(1)], "the last draw, of the best"
-
-
 def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_key_of_each_size() -> None:
     """NCCL takes pair 2 for e times as slow as its own choice, and pair 3 for four times; pair 2 is faster."""
     loop = loop_of(some_keys(6), draws=60)
