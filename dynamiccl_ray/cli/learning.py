@@ -48,6 +48,7 @@ def train(
             resume=resume,
             runners=runners,
             learners=learners,
+            processes=len(os.sched_getaffinity(0)),
             progress=_lesson(status.update),
         )
     if as_json:

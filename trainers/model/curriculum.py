@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from dynamiccl_ray.actors.runner import SPACES
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.config.curriculum import Curriculum
 from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.model.learning import curriculum_config
 from dynamiccl_ray.trainers.model.rounds import Rounds
@@ -39,6 +41,7 @@ def run_curriculum(
     resume: Path | None = None,
     runners: int = 0,
     learners: int = 0,
+    processes: int = 1,
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """Trains to the end of the last stage; returns the summary that ``out``/summary.json holds.
@@ -46,14 +49,16 @@ def run_curriculum(
     ``out`` gets curriculum.json, a checkpoint and the policy after every validation, and what Tune's loggers write:
     progress.csv, result.json, TensorBoard events. ``resume`` is the directory of an earlier run: it goes on from
     its checkpoint as if it had never stopped. ``runners`` sample and ``learners`` update in Ray actors of their
-    own, as RLlib's num_env_runners and num_learners; Ray is started where it is needed and not running. Raises
-    ConfigError for a checkpoint of another curriculum, and for numbers that do not divide a round evenly; RunError
-    where Ray does not start, or an actor dies.
+    own, as RLlib's num_env_runners and num_learners; Ray is started where it is needed and not running. Validations
+    are played in so many ``processes``, which changes nothing but the time. Raises ConfigError for a checkpoint of
+    another curriculum, and for numbers that do not divide a round evenly; RunError where Ray does not start, or an
+    actor dies.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "curriculum.json").write_text(curriculum.model_dump_json(indent=1))
     started = time.monotonic()
-    run = CurriculumTrainable({"curriculum": curriculum, "runners": runners, "learners": learners, "out": str(out)})
+    settings = {"runners": runners, "learners": learners, "processes": processes, "out": str(out)}
+    run = CurriculumTrainable({"curriculum": curriculum, **settings})
     run.progress = lambda status: progress({**status, "seconds": time.monotonic() - started})
     try:
         if resume is not None:
@@ -78,8 +83,8 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
     """A run as Tune knows it: a step is as many rounds as lie between two validations.
 
     Config: ``curriculum``, a Curriculum or its settings; ``ppo``, settings of its section to replace, for sweeps;
-    ``runners`` and ``learners``, 0 by default, which is this process; ``out``, where the results go when nobody but
-    the caller runs it.
+    ``runners`` and ``learners``, 0 by default, which is this process; ``processes``, as ``run_curriculum`` has them;
+    ``out``, where the results go when nobody but the caller runs it.
     """
 
     progress: Progress = staticmethod(lambda _: None)
@@ -96,6 +101,8 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
         self._history: list[dict[str, Any]] = []
         runners, self._learners = config.get("runners", 0), config.get("learners", 0)
         ppo = curriculum_config(curriculum, Rounds(curriculum), runners=runners, learners=self._learners)
+        self._held = ExitStack()
+        self._play_all = self._held.enter_context(players(config.get("processes", 1)))
         self._started_ray = _ray_for(runners + self._learners)
         self._sampling: RoundSampling = RemoteSampling(ppo) if runners else LocalSampling(ppo)
         self._group = ppo.build_learner_group(spaces=SPACES)
@@ -193,9 +200,8 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
 
     def _validate(self, reward: float) -> dict[str, Any]:
         stage = self._curriculum.stages[self._stage]
-        reached = validate(
-            self.net, self._scenarios.validation(self._stage), self._curriculum.validation, self._curriculum.control
-        )
+        scenarios, settings = self._scenarios.validation(self._stage), self._curriculum.validation
+        reached = validate(self.net, scenarios, settings, self._curriculum.control, self._play_all)
         entry = {"round": self._rounds, "stage": stage.name, "steps": self._steps, "reward": reward, **reached}
         self._history.append(entry)
         promoted = reached["gap_closed"] >= stage.promote and self._stage_rounds >= stage.least_rounds
@@ -248,6 +254,7 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
     def cleanup(self) -> None:
         self._sampling.close()
         self._group.shutdown()
+        self._held.close()
         if self._started_ray:
             import ray
 

@@ -124,8 +124,9 @@ def test_a_round_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None
         run_curriculum(Curriculum.model_validate(TINY), tmp_path, runners=3)
 
 
-def test_the_same_seed_gives_the_same_weights(trained: Path, tmp_path: Path) -> None:
-    run_curriculum(Curriculum.model_validate(TINY), tmp_path)
+def test_the_same_seed_gives_the_same_weights_in_however_many_processes(trained: Path, tmp_path: Path) -> None:
+    summary = run_curriculum(Curriculum.model_validate(TINY), tmp_path, processes=2)
+    assert summary["history"] == json.loads((trained / "summary.json").read_text())["history"]
     ours, theirs = _weights(trained), _weights(tmp_path)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     run_curriculum(Curriculum.model_validate({**TINY, "seed": 1}), tmp_path)

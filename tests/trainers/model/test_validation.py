@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,14 +11,24 @@ from tiny_scenario import tiny
 from torch import Tensor
 
 from dynamiccl_ray.agent.policy import PolicyNetwork
+from dynamiccl_ray.baselines.method import Factory
+from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.config.control import Control, Learning
 from dynamiccl_ray.config.curriculum import Validation
-from dynamiccl_ray.trainers.model import validation
+from dynamiccl_ray.evaluation.measures import Procedure
+from dynamiccl_ray.evaluation.players import players
+from dynamiccl_ray.simulation.scenario import Scenario
 from dynamiccl_ray.trainers.model.validation import validate
 
 # The second pair is best; where there is no gap, NCCL's own choice is.
 GAP, NONE = tiny([[[10, 8]]], starts=[0]), tiny([[[10, 20]]], starts=[0])
 SETTINGS = Validation(scenarios=2, collectives=40)
+
+
+def alone(scenarios: Sequence[Scenario], factory: Factory, procedure: Procedure) -> list[list[Trace]]:
+    """In this process."""
+    with players(1) as play_all:
+        return play_all(scenarios, factory, procedure)
 
 
 class Asked(PolicyNetwork):
@@ -32,7 +43,7 @@ class Asked(PolicyNetwork):
 
 def test_a_network_that_measures_closes_the_gap() -> None:
     net = Asked(8)
-    found = validate(net, [GAP], SETTINGS, Control())
+    found = validate(net, [GAP], SETTINGS, Control(), alone)
     assert net.times > 40
     # One of a hundred measures NCCL's own choice again.
     best = {"gap_closed": 1, "geomean_vs_oracle": 1, "default_vs_oracle": 10 / 8, "p99_key_vs_default": 8 / 10}
@@ -41,26 +52,24 @@ def test_a_network_that_measures_closes_the_gap() -> None:
 
 def test_the_loop_is_as_the_curriculum_has_it() -> None:
     net = Asked(8)
-    validate(net, [GAP], SETTINGS, Control(learning=Learning(draws=4)))
+    validate(net, [GAP], SETTINGS, Control(learning=Learning(draws=4)), alone)
     assert net.times == 4
 
 
 def test_no_gap_is_closed() -> None:
-    found = validate(PolicyNetwork(8), [NONE], SETTINGS, Control())
+    found = validate(PolicyNetwork(8), [NONE], SETTINGS, Control(), alone)
     assert found["gap_closed"] == 1
     assert found["p99_key_vs_default"] >= 1
 
 
-def test_it_is_one_run_after_so_many_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
-    played: list[Any] = []
-    play = validation.play
+def test_it_is_one_run_after_so_many_collectives() -> None:
+    played: list[list[Trace]] = []
 
-    def watched(*given: Any) -> Any:
-        played.append(play(*given))
-        return played[-1]
+    def watched(*given: Any) -> list[list[Trace]]:
+        played.extend(alone(*given))
+        return played
 
-    monkeypatch.setattr(validation, "play", watched)
-    validate(PolicyNetwork(8), [GAP, NONE], SETTINGS, Control())
+    validate(PolicyNetwork(8), [GAP, NONE], SETTINGS, Control(), watched)
     assert [len(traces) for traces in played] == [1, 1]
     assert {len(trace.actions) for traces in played for trace in traces} == {40 + 10 + 100}
     assert all(np.isfinite(trace.time_us).all() for traces in played for trace in traces)
