@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -52,16 +53,19 @@ class Lending:
         octaves = np.log2(np.maximum(1, np.asarray(nbytes, np.float64)))
         order = np.lexsort((np.arange(len(groups)), kind, groups))
         edge = np.flatnonzero((np.diff(groups[order]) != 0) | (np.diff(kind[order]) != 0)) + 1
-        # Of each kind of each group: its rows, and what each of them gets from each.
-        self._blocks: Final[list[tuple[NDArray[np.int64], Floats]]] = []
+        # Rows by group and kind; and where those of one begin and end that has several, and what each gets from each.
+        self._order: Final = order
+        self._blocks: Final[list[tuple[int, int, Floats]]] = []
         # Of each row: its place among those of its kind, and how many of these are near, itself included.
         self._turn: Final = np.zeros((2, len(groups)), np.int64)
-        for rows in np.split(order, edge):
-            if len(rows):
-                apart = np.abs(octaves[rows, None] - octaves[rows])
-                near = _LENT * np.exp(-apart / _OCTAVES)
-                self._blocks.append((rows, (near * ~np.eye(len(rows), dtype=np.bool_)).astype(np.float32)))
-                self._turn[:, rows] = np.arange(len(rows)), (apart <= _NEAR).sum(-1)
+        for start, end in pairwise((0, *edge.tolist(), len(order))):
+            rows = order[start:end]
+            apart = np.abs(octaves[rows, None] - octaves[rows])
+            near = _LENT * np.exp(-apart / _OCTAVES)
+            self._turn[:, rows] = np.arange(len(rows)), (apart <= _NEAR).sum(-1)
+            if len(rows) > 1:
+                self._blocks.append((start, end, (near * ~np.eye(len(rows), dtype=np.bool_)).astype(np.float32)))
+        self._place: Final = np.argsort(order)
         by_size = np.lexsort((octaves, kind, groups))
         self._by_size: Final = (by_size, groups[by_size], kind[by_size], octaves[by_size])
 
@@ -69,11 +73,11 @@ class Lending:
         """(R, N) for R of the rows: the weighted sum of x (B, N) over the keys that lend to each."""
         wanted = np.zeros(len(x), np.bool_)
         wanted[rows] = True
-        out = np.zeros(x.shape, np.float32)
-        for block, weight in self._blocks:
-            if wanted[block].any():
-                out[block] = weight @ x[block]
-        return out[rows]
+        wanted, ordered, out = wanted[self._order], x[self._order], np.zeros(x.shape, np.float32)
+        for start, end, weight in self._blocks:
+            if wanted[start:end].any():
+                np.matmul(weight, ordered[start:end], out=out[start:end])
+        return out[self._place[rows]]
 
     def tried(self, own: NDArray[np.bool_], rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(R, N) for R of the rows: whether a key or one that is near it has tried, by ``own`` (B, N)."""

@@ -10,6 +10,7 @@ Times enter as log ratios to the key's baseline (NCCL's own choice): negative is
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, get_args
 
 import numpy as np
@@ -211,6 +212,9 @@ _DYNAMIC: Final[tuple[tuple[str, tuple[int, ...]], ...]] = (
 _LEAST_RATIO: Final = 1e-2
 _SEGMENTS: Final = _STATIC + _DYNAMIC
 _OFFSETS: Final = np.cumsum([0, *(int(np.prod(shape)) for _, shape in _SEGMENTS)]).tolist()
+_PLACES: Final = {
+    name: (slice(*ends), shape) for (name, shape), ends in zip(_SEGMENTS, pairwise(_OFFSETS), strict=True)
+}
 SIZE: Final[int] = _OFFSETS[-1]
 STATIC_SIZE: Final[int] = _OFFSETS[len(_STATIC)]
 # Everything before the per-action features: what the recurrent part of the policy reads.
@@ -220,10 +224,8 @@ N_PAIR_FIELDS: Final = len(PAIR_FIELDS)
 
 def part(vector: Any, name: str) -> Any:
     """One named segment of encoded observations (..., SIZE), reshaped: a view, of an array or of a torch tensor."""
-    for i, (segment, shape) in enumerate(_SEGMENTS):
-        if segment == name:
-            return vector[..., _OFFSETS[i] : _OFFSETS[i + 1]].reshape(*vector.shape[:-1], *shape)
-    raise KeyError(name)
+    place, shape = _PLACES[name]
+    return vector[..., place].reshape(*vector.shape[:-1], *shape)
 
 
 def communication_ratio(context: Floats) -> Floats:
@@ -317,8 +319,9 @@ def encode(context: Context | Floats, keys: KeyView) -> Floats:
             -1,
         ),
     )
-    put("channels", np.stack([_ratio(time), sure], -1))
-    put("chunks", np.stack([_ratio(keys.chunks[0]), keys.chunks[1]], -1))
+    for name, of in (("channels", keys.channels), ("chunks", keys.chunks)):
+        segment = part(out, name)
+        segment[..., 0], segment[..., 1] = _ratio(of[0]), of[1]
     put("valid_channels", keys.valid_channels)
     put("valid_chunks", keys.valid_chunks)
     return out

@@ -103,7 +103,8 @@ class PolicyNetwork(nn.Module):
         gate = torch.softmax(self.gate(torch.cat([part(obs, name) for name in _GATED_BY], -1)), -1)
         experts = self.expert(features[..., : self.hidden]).unflatten(-1, (self.experts, self.hidden))
         mixed = (gate.unsqueeze(-1) * experts).sum(-2)
-        x = torch.relu(mixed.unsqueeze(-2) + self.pair_features(pairs) + self.pair_names)
+        # In place: there is a row for every pair of every key, and memory is what takes time.
+        x = self.pair_features(pairs).add_(mixed.unsqueeze(-2)).add_(self.pair_names).relu_()
         available, cost, best, sure = (pairs[..., i] for i in range(4))
         believed = cost * (sure == 0)
         score = self.score(x).squeeze(-1) - TIME_SCALE * self.cost_weight * believed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -53,7 +52,8 @@ class Keys:
     @staticmethod
     def join(parts: Sequence[Keys]) -> Keys:
         """One after the other."""
-        return functools.reduce(joined, parts, no_keys())
+        of = (no_keys(), *parts)
+        return Keys(**{name: np.concatenate([getattr(keys, name) for keys in of]) for name in vars(of[0])})
 
     def part(self, chosen: Int64) -> Keys:
         """Those at these places, in order."""

@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 from scipy.special import ndtr
 
-from dynamiccl_ray.actions import action_parts
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, action_parts
 from dynamiccl_ray.arrays import Bool, Float64, Int64
 
 # Standard deviations of log times on the jobs that a policy is trained on (benchmarks/lending.py): between pairs, ...
@@ -99,14 +99,19 @@ def _expected_gain(behind: Float64, deviation: Float64) -> Float64:
 
 def _prior(actions: Int64, others: Int64) -> Float64:
     """(R, N, M) covariances of the log times of actions (R, N) with others (R, M) before anything is measured."""
-    (pair, channels, chunk), (of_pair, of_channels, of_chunk) = action_parts(actions), action_parts(others)
-    covariance = _PAIRS**2 + _alike(channels, of_channels, *_CHANNELS) + _alike(chunk, of_chunk, *_CHUNKS)
+    (pair, detail), (of_pair, of_detail) = np.divmod(actions, len(_OF_PAIR)), np.divmod(others, len(_OF_PAIR))
+    covariance = _OF_PAIR[detail[:, :, None], of_detail[:, None]]
     covariance = np.where(pair[:, :, None] == of_pair[:, None], covariance, 0.0)
     return np.asarray(covariance + _REST**2 * (actions[:, :, None] == others[:, None]))
 
 
-def _alike(value: Int64, other: Int64, deviation: float, reach: float) -> Float64:
-    """(R, N, M) covariance of what two values are worth; NCCL's own, 0, is like no other."""
-    apart = np.abs(value[:, :, None] - other[:, None])
-    own = (value == 0)[:, :, None] != (other == 0)[:, None]
+def _alike(value: Int64, deviation: float, reach: float) -> Float64:
+    """(N, N) covariances of what values (N,) are worth; NCCL's own, 0, is like no other."""
+    apart = np.abs(value[:, None] - value)
+    own = (value == 0)[:, None] != (value == 0)
     return np.asarray(np.where(own, 0.0, deviation**2 * np.exp(-apart / reach)))
+
+
+# Of what has a pair in common, by its number among the actions of a pair.
+_, _channels, _chunk = action_parts(np.arange(N_CHANNELS * N_CHUNKS))
+_OF_PAIR: Final = _PAIRS**2 + _alike(_channels, *_CHANNELS) + _alike(_chunk, *_CHUNKS)

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, where_true
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.control.comparing import compare, unmeasured
-from dynamiccl_ray.control.evidence import Evidence
+from dynamiccl_ray.control.evidence import Means
 from dynamiccl_ray.knobs import N_PAIRS
 
 # Fastest actions of a key that are compared: the time that this takes grows with their cube.
@@ -42,19 +42,17 @@ class Contest:
     """(R, N_PAIRS) whether an action of the pair was measured."""
 
 
-def contest(evidence: Evidence, rows: Int64, allowed: Bool, enough: int) -> Contest:
+def contest(means: Means, allowed: Bool, enough: int) -> Contest:
     """What was measured since the last shift, by how good it is; what is not ``allowed`` (R, N_ACTIONS) is
     behind whatever is best, and what has ``enough`` samples is known.
     """
-    mine = evidence.samples[rows]
-    index, action = where_true(mine != 0)
-    samples, may = mine[index, action], allowed[index, action]
-    mean = evidence.total[rows[index], action] / samples
-    best = _least_by_row(index, np.where(may, mean, np.inf), len(rows))
+    index, action, samples, mean = means.index, means.action, means.samples, means.mean
+    may = allowed[index, action]
+    best = _least_by_row(index, np.where(may, mean, np.inf), len(means))
     best[~np.append(may, False)[best]] = -1
     doubt = np.sqrt(1 / samples + 1 / samples[best[index]])
-    contends = may & (mean - mean[best[index]] <= 2 * evidence.noise[rows][index] * doubt)
-    tried = np.zeros((len(rows), N_PAIRS), np.bool_)
+    contends = may & (mean - mean[best[index]] <= 2 * means.noise[index] * doubt)
+    tried = np.zeros((len(means), N_PAIRS), np.bool_)
     tried[index, action_parts(action)[0]] = True
     return Contest(
         best=np.append(action, OWN_ACTION)[best],
@@ -64,17 +62,17 @@ def contest(evidence: Evidence, rows: Int64, allowed: Bool, enough: int) -> Cont
     )
 
 
-def compared(evidence: Evidence, rows: Int64, allowed: Bool, takes: float) -> tuple[Int64, Int64]:
+def compared(means: Means, allowed: Bool, takes: float) -> tuple[Int64, Int64]:
     """(R,) the best flat action by all that was measured of each key since the last shift, and what its next decision
     of so many samples is to measure, see ``compare``; NCCL's own choice where nothing was. What is not ``allowed``
     (R, N_ACTIONS) is neither."""
-    actions, samples, mean = _fastest(evidence, rows, allowed)
-    best, following = compare(actions, samples, mean, evidence.noise[rows].astype(np.float64), takes)
-    every = np.arange(len(rows))
+    actions, samples, mean = _fastest(means, allowed)
+    best, following = compare(actions, samples, mean, means.noise.astype(np.float64), takes)
+    every = np.arange(len(means))
     return actions[every, best], actions[every, following]
 
 
-def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32, takes: float) -> Int64:
+def promising(means: Means, allowed: Bool, expected: Float32, takes: float) -> Int64:
     """(R,) the flat action that is worth most of what is ``allowed`` (R, N_ACTIONS) and was not measured since the last
     shift, if it is worth so many samples, see ``unmeasured``; -1 for none.
 
@@ -82,63 +80,66 @@ def promising(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32,
     that are ``expected`` of it (R, N_ACTIONS): how much a chunk or many channels may cost, measuring others does not
     tell. Or it is one step of channels or of chunk from one of the fastest actions.
     """
-    actions, samples, mean = _fastest(evidence, rows, allowed)
-    best = mean[:, :1] - evidence.baseline[rows][:, None]
-    new = allowed & (evidence.samples[rows] == 0)
+    actions, samples, mean = _fastest(means, allowed)
+    best = mean[:, :1] - means.baseline[:, None]
+    new = allowed.copy()
+    new[means.index, means.action] = False
     beside = new & _beside(actions[:, :_BESIDE], samples[:, :_BESIDE] > 0)
     may = new & (expected <= best + _REACH) & np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
     may |= beside
     time = np.where(beside, -np.inf, np.where(may, expected, np.inf))
     others = np.argpartition(time, _LOOK, -1)[:, :_LOOK]
     may = np.take_along_axis(may, others, -1)
-    at = unmeasured(actions, samples, mean, evidence.noise[rows].astype(np.float64), others, may, takes)
-    return np.where(at >= 0, others[np.arange(len(rows)), at], -1)
+    at = unmeasured(actions, samples, mean, means.noise.astype(np.float64), others, may, takes)
+    return np.where(at >= 0, others[np.arange(len(means)), at], -1)
 
 
-def rechunked(evidence: Evidence, rows: Int64, allowed: Bool) -> Int64:
+def rechunked(means: Means, allowed: Bool) -> Int64:
     """(R,) with NCCL's own chunk, the fastest action of a pair that was measured with other chunks only since the last
     shift, if those may be what it is behind by; -1 for none. What is not ``allowed`` (R, N_ACTIONS) does not count."""
-    mine = evidence.samples[rows]
-    index, action = where_true((mine != 0) & allowed)
-    mean = evidence.total[rows[index], action] / mine[index, action]
-    least = np.full(len(rows), np.inf)
+    index, action, _, mean = _allowed(means, allowed)
+    least = np.full(len(means), np.inf)
     np.minimum.at(least, index, mean)
     pair, channels, chunk = action_parts(action)
-    known = np.zeros((len(rows), N_PAIRS), np.bool_)
+    known = np.zeros((len(means), N_PAIRS), np.bool_)
     known[index[chunk == 0], pair[chunk == 0]] = True
     to = flat_action(pair, channels, np.zeros_like(chunk))
     may = ~known[index, pair] & allowed[index, to] & (mean <= least[index] + _CHUNK)
-    at = _least_by_row(index[may], mean[may], len(rows))
+    at = _least_by_row(index[may], mean[may], len(means))
     return np.append(to[may], -1)[at]
 
 
-def overlooked(evidence: Evidence, rows: Int64, allowed: Bool, expected: Float32, tried: Bool) -> Int64:
+def overlooked(means: Means, allowed: Bool, expected: Float32, tried: Bool) -> Int64:
     """(R,) of what is ``allowed`` (R, N_ACTIONS), of pairs that were not ``tried`` (R, N_PAIRS) since the last shift:
     the flat action that is ``expected`` (R, N_ACTIONS) to be fastest, if that is nearly as good as the best; else -1.
     """
-    new = np.broadcast_to(~tried[..., None], (*tried.shape, N_CHANNELS * N_CHUNKS)).reshape(len(rows), N_ACTIONS)
+    new = np.broadcast_to(~tried[..., None], (*tried.shape, N_CHANNELS * N_CHUNKS)).reshape(len(means), N_ACTIONS)
     time = np.where(allowed & new, expected, np.inf)
     action = time.argmin(-1)
-    _, _, mean = _fastest(evidence, rows, allowed)
-    near = time[np.arange(len(rows)), action] <= mean[:, 0] - evidence.baseline[rows] + _REACH
+    _, _, mean = _fastest(means, allowed)
+    near = time[np.arange(len(means)), action] <= mean[:, 0] - means.baseline + _REACH
     return np.where(near, action, -1)
 
 
-def _fastest(evidence: Evidence, rows: Int64, allowed: Bool) -> tuple[Int64, Float64, Float64]:
+def _allowed(means: Means, allowed: Bool) -> tuple[Int64, Int64, Float64, Float64]:
+    """Which key, flat action, samples and mean of what was measured and is ``allowed`` (R, N_ACTIONS)."""
+    may = allowed[means.index, means.action]
+    return means.index[may], means.action[may], means.samples[may], means.mean[may]
+
+
+def _fastest(means: Means, allowed: Bool) -> tuple[Int64, Float64, Float64]:
     """(R, _MOST) flat actions of what was measured since the last shift and is ``allowed`` (R, N_ACTIONS), the fastest
     first, their samples, 0 for none, and mean log times."""
-    mine = evidence.samples[rows]
-    index, action = where_true((mine != 0) & allowed)
-    mean = evidence.total[rows[index], action] / mine[index, action]
+    index, action, count, mean = _allowed(means, allowed)
     order = np.lexsort((mean, index))
-    index, action, mean = index[order], action[order], mean[order]
+    index, action, count, mean = index[order], action[order], count[order], mean[order]
     place = np.arange(len(index)) - np.searchsorted(index, index)
     near = place < _MOST
     at = index[near], place[near]
-    actions = np.full((len(rows), _MOST), OWN_ACTION)
-    samples, means = np.zeros((2, len(rows), _MOST))
-    actions[at], means[at], samples[at] = action[near], mean[near], mine[index[near], action[near]]
-    return actions, samples, means
+    actions = np.full((len(means), _MOST), OWN_ACTION)
+    samples, times = np.zeros((2, len(means), _MOST))
+    actions[at], times[at], samples[at] = action[near], mean[near], count[near]
+    return actions, samples, times
 
 
 def _least_by_row(row: Int64, value: Float64, n: int) -> Int64:

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.lending import Lending, combine, deviation, noise_of, stale, worse_than_own
 from dynamiccl_ray.agent.prior import EARLIER_ERROR, ERROR, error_of
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, where_true
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along, where_true
 from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 # Name -> shape of a row, type, and what a new row is filled with.
@@ -67,6 +67,47 @@ class Estimates:
         expected = time[..., None] + (by_chunk - by_chunk[..., :1])[:, :, None]
         said = known[..., None] & (chunks & chunks[..., :1])[:, :, None]
         return np.asarray(np.where(said, expected, np.inf).reshape(len(at), N_ACTIONS), np.float32)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Means:
+    """What was measured of R keys since the last shift: N actions of them."""
+
+    index: Int64
+    """(N,) which of the R keys, ascending."""
+    action: Int64
+    """(N,) flat, ascending for each key."""
+    samples: Float64
+    mean: Float64
+    """(N,) log time."""
+    baseline: Float64
+    """(R,) and the noise of one time, see ``Evidence``."""
+    noise: Float32
+
+    def __len__(self) -> int:
+        return len(self.baseline)
+
+    def part(self, chosen: Int64) -> Means:
+        """Of the keys at these places, ascending."""
+        back = np.full(len(self), -1)
+        back[chosen] = np.arange(len(chosen))
+        index = back[self.index]
+        of = index >= 0
+        return Means(
+            index=index[of],
+            action=self.action[of],
+            samples=self.samples[of],
+            mean=self.mean[of],
+            baseline=self.baseline[chosen],
+            noise=self.noise[chosen],
+        )
+
+    def worse_than_own(self, *, margin: float, least: int) -> tuple[Int64, Int64]:
+        """Which of the R keys and flat action: what the guardrail forbids, because it is slower than NCCL's own choice;
+        see ``lending.worse_than_own``."""
+        ratio, noise = self.mean - self.baseline[self.index], self.noise[self.index]
+        worse = worse_than_own(ratio, self.samples, noise, margin=margin, least=least) & (self.action != OWN_ACTION)
+        return self.index[worse], self.action[worse]
 
 
 class Evidence:
@@ -196,6 +237,21 @@ class Evidence:
         samples = self.samples[rows, actions]
         return np.where(samples > 0, self.total[rows, actions] / np.maximum(samples, 1), np.nan)
 
+    def means(self, rows: Int64) -> Means:
+        """Of different keys (R,), whatever was measured since the last shift."""
+        index, action = where_true(self.tried[rows])
+        samples = self.samples[rows[index], action]
+        since = samples > 0
+        index, action, samples = index[since], action[since], samples[since]
+        return Means(
+            index=index,
+            action=action,
+            samples=samples,
+            mean=self.total[rows[index], action] / samples,
+            baseline=self.baseline[rows],
+            noise=self.noise[rows],
+        )
+
     def ratio(self, rows: Int64) -> Float32:
         """(R, N_PAIRS, N_CHANNELS) mean log time over the baseline, hints included; 0 where there is none."""
         samples = self.by_channels[rows]
@@ -204,11 +260,12 @@ class Evidence:
 
     def estimates(self, rows: Int64) -> Estimates:
         """By own and lent evidence and what priors expect."""
-        total = np.concatenate([self.by_channels_total, self.by_chunk_total], -1)
-        samples = np.concatenate([self.by_channels, self.by_chunk], -1)
+        ratio, count = np.empty((2, len(self), N_PAIRS, N_CHANNELS + N_CHUNKS), np.float32)
         baseline = np.nan_to_num(self.baseline)[:, None, None]
-        ratio = (total - samples * baseline).astype(np.float32)
-        count, priors = samples.astype(np.float32), self._priors(rows)
+        for place, (samples_name, total_name) in zip((np.s_[:N_CHANNELS], np.s_[N_CHANNELS:]), _MARGINS, strict=True):
+            samples = getattr(self, samples_name)
+            ratio[..., place], count[..., place] = getattr(self, total_name) - samples * baseline, samples
+        priors = self._priors(rows)
         time, sure = combine(ratio, count, self.noise, self._lending, rows, priors)
         return Estimates(
             channels=(time[..., :N_CHANNELS], sure[..., :N_CHANNELS]),
@@ -235,27 +292,15 @@ class Evidence:
         """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""
         return self._lending.excess(self.baseline.astype(np.float32))[rows]
 
-    def worse_than_own(self, rows: Int64, *, margin: float, least: int) -> tuple[Int64, Int64]:
-        """Index into ``rows`` and flat action of what the guardrail forbids: what was measured since the last shift,
-        chunk and all, and is slower than NCCL's own choice; see ``lending.worse_than_own``.
-        """
-        mine = self.samples[rows]
-        index, action = where_true(mine >= least)
-        samples = mine[index, action]
-        ratio = self.total[rows[index], action] / samples - self.baseline[rows[index]]
-        worse = worse_than_own(ratio, samples, self.noise[rows][index], margin=margin, least=least)
-        worse &= action != OWN_ACTION
-        return index[worse], action[worse]
-
     def tried_near(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether the key or one of its collective that is near in size has ever tried a pair, or an
         earlier run has."""
         every = np.arange(len(self))
-        return self._lending.tried(np.asarray((self.by_channels > 0).any(-1) | self.ran_earlier(every)), rows)
+        return self._lending.tried(any_along(self.by_channels > 0, -1) | self.ran_earlier(every), rows)
 
     def ran_earlier(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an earlier run says anything of a pair."""
-        return np.asarray(np.isfinite(self._earlier[rows, :, :N_CHANNELS]).any(-1))
+        return any_along(np.isfinite(self._earlier[rows, :, :N_CHANNELS]), -1)
 
     def faster_than(self, rows: Int64, cost: Float32) -> Float32:
         """(R,) by how much, as a log, the pair that surprised most was faster than by ``cost`` (R, N_PAIRS), what NCCL

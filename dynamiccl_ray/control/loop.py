@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
-from dynamiccl_ray.agent.observation import SIZE, KeyView, encode
-from dynamiccl_ray.arrays import Bool, Float64, Int64, any_along
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts
+from dynamiccl_ray.agent.observation import SIZE
+from dynamiccl_ray.arrays import Bool, Float64, Int64
 from dynamiccl_ray.control import check
 from dynamiccl_ray.control.columns import (
     Closed,
@@ -30,14 +30,12 @@ from dynamiccl_ray.control.columns import (
     salt_of,
     take,
 )
-from dynamiccl_ray.control.contest import compared, contest, overlooked, promising, rechunked
-from dynamiccl_ray.control.due import Due, untried
-from dynamiccl_ray.control.evidence import Estimates
-from dynamiccl_ray.control.state import Phase, State
+from dynamiccl_ray.control.contest import compared, contest, overlooked
+from dynamiccl_ray.control.due import Due
+from dynamiccl_ray.control.exploration import Exploration
+from dynamiccl_ray.control.state import Phase
 from dynamiccl_ray.control.trigger import BATCH
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
-from dynamiccl_ray.control.view import view
-from dynamiccl_ray.knobs import N_PAIRS
 
 __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "Verdicts", "salt_of"]
 
@@ -58,22 +56,12 @@ _LEAST_MOVED: Final = 0.05
 # The same of what was measured too seldom for an alarm, where a key compares: on a network that has become faster, it
 # would be the best of all, and nothing would ever say that the others are as fast.
 _SURPRISE: Final = 0.2
-# What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
-_LIKELY: Final = 0.3
-# Share of the draws in which what a prior rules out is not drawn.
-_TRUSTED: Final = 0.75
-# What is off by more than this, as the standard deviation of a log, knows nothing of chunks. The models of 15 held-out
-# clusters were off by 0.14 to 0.27, and another's by 0.19 to 0.56.
-_WRONG_MODEL: Final = 0.25
-# Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
-# what they are taken for at first (agent/prior.py).
-_MISLEADING: Final = 0.06
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
 
 
-class Loop(State):
+class Loop(Exploration):
     """What is done with what is known of the keys."""
 
     # -- measurements --
@@ -96,15 +84,6 @@ class Loop(State):
         closing = (self._missing(have) <= 0)[have.row]
         self._pending = take(have, ~closing)
         return self._close(take(have, closing), index[closing])
-
-    def draws(self) -> Int64:
-        """(K,) decisions of each key that are drawn: fewer where it learns anew, and where an earlier run has learned,
-        for much is known then; three times as many there once that run has turned out to be wrong."""
-        learning = self.control.learning
-        warm = np.isfinite(self.keys.earlier).any((1, 2))
-        earlier = np.minimum(learning.earlier_share * (1 + 2 * self.misled), 1.0)
-        share = np.where(self.shifts > 0, learning.adapt_share, np.where(warm, earlier, 1.0))
-        return np.asarray(np.ceil(share * learning.draws), np.int64)
 
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
@@ -224,6 +203,8 @@ class Loop(State):
     def _alarmed(self, rows: Int64) -> list[int]:
         """Times of these keys have moved. What exploits, or only compares, is checked, unless they have moved far;
         returns the others, which begin anew at once."""
+        if not len(rows):
+            return []
         drawing = (self.phase[rows] != Phase.EXPLOIT) & (self.decisions[rows] <= self.draws()[rows])
         checked = ~drawing & ~self.cusum.sudden(rows)
         # What contends is compared in the check.
@@ -235,6 +216,8 @@ class Loop(State):
         return [int(row) for row in rows[~checked]]
 
     def _check(self, rows: Int64) -> None:
+        if not len(rows):
+            return
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         allowed = self.allowed(rows).reshape(-1, N_ACTIONS)
         hopeless = self.hopeless_earlier[rows]
@@ -244,6 +227,8 @@ class Loop(State):
 
     def _turn(self, of: Closed) -> list[Drift]:
         """Turns of checks are over, and with the last one the check."""
+        if not len(of.rows):
+            return []
         void = of.actions != self.checks.next(of.rows)
         self._go_on(of.rows[void])  # something may not be asked for any more: there is no check then
         self.cusum.reset(of.rows[void])
@@ -358,14 +343,16 @@ class Loop(State):
     def due(self) -> Due:
         """Keys that need a decision."""
         rows = np.flatnonzero(self._over)
-        allowed = self.allowed(rows)
+        means = self.evidence.means(rows)
+        allowed = self._allowed(rows, means)
         learning, done = self.control.learning, self.decisions[rows]
         flat = allowed.reshape(-1, N_ACTIONS)
-        measured = contest(self.evidence, rows, flat, _OFTEN * learning.draw_samples)
+        measured = contest(means, flat, _OFTEN * learning.draw_samples)
         draws = self.draws()[rows]
         best, following = measured.best.copy(), measured.best.copy()
         drawn = np.flatnonzero(done >= draws)
-        best[drawn], following[drawn] = compared(self.evidence, rows[drawn], flat[drawn], learning.compare_samples)
+        if drawn.size:
+            best[drawn], following[drawn] = compared(means.part(drawn), flat[drawn], learning.compare_samples)
         self._best[rows] = self.evidence.mean(rows, best)
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0
@@ -379,8 +366,11 @@ class Loop(State):
         hopeless = self.hopeless_earlier[rows]
         comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
         compares = np.flatnonzero(comparing)
-        new = self._overlooked(rows[compares], flat[compares], measured.tried[compares])
-        following[compares] = np.where(new >= 0, new, following[compares])
+        if compares.size:
+            # Others may have measured it since this key has drawn.
+            expected = self.evidence.estimates(rows[compares]).of_actions(np.arange(len(compares)))
+            new = overlooked(means.part(compares), flat[compares], expected, measured.tried[compares])
+            following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
         looks = draw | again | self._first(rows, fixed)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
@@ -388,42 +378,14 @@ class Loop(State):
         asked = self.checks.next(rows[checking])
         fixed[checking] = np.where(flat[checking, asked], asked, best[checking])
         takes[checking] = 1
+        observation, new = np.zeros((len(rows), SIZE), np.float32), np.full(len(rows), -1)
         # What follows the last draw tells the learner what it was worth.
         seen = np.flatnonzero(done <= draws)
-        observation = np.zeros((len(rows), SIZE), np.float32)
-        said = self.evidence.estimates(rows[seen])
-        self.misled[rows[seen]] |= said.earlier_error > _MISLEADING
-        worth = any_along(allowed, -1)
-        worth[seen] = self.evidence.may_be_best(rows[seen], worth[seen], said)
-        chunk, with_chunk = np.zeros((len(rows), N_PAIRS), np.int64), np.zeros((len(rows), N_PAIRS), np.bool_)
-        chunk[seen], with_chunk[seen] = self.evidence.with_its_chunk(rows[seen], any_along(allowed[seen], -2), said)
-        # A prior may be wrong about what nobody draws because of it: the last draws are free. But what an earlier run
-        # has measured itself is known, as long as that run is right.
-        last = done[seen] >= _TRUSTED * draws[seen]
-        right = self.misled[rows[seen]] == 0
-        known = np.isfinite(self.keys.earlier[rows[seen], :, :N_CHANNELS]) & right[:, None, None]
-        drawable = allowed[seen] & (worth[seen] | (last[:, None, None] & ~known))[..., None]
-        observation[seen] = encode(self.keys.context[rows[seen]], self.view(rows[seen], drawable, said))
-        cost = self.keys.cost[rows]
-        wrong = self.evidence.faster_than(rows, cost)
-        # A model of another cluster may be wrong about what NCCL takes for nearly the best.
-        # So may be what earlier runs say: from where they are as wrong as such a model, they have tried nothing.
-        ran_earlier = self.evidence.ran_earlier(rows)
-        ran_earlier[seen[said.earlier_error > _WRONG_MODEL]] = False
-        likely = (cost <= _LIKELY) & ~ran_earlier
-        fresh = draw[:, None] & (with_chunk | ((any_along(worth, -1) | likely) & ~measured.tried))
-        # The first sequence, and what is seen after it, is as in training. From there a draw that would repeat what is
-        # known goes on.
-        late = np.flatnonzero(draw & (done > learning.sequence))
-        expected = said.of_actions(np.searchsorted(seen, late))
-        further = np.full(len(rows), -1)
-        promises = promising(self.evidence, rows[late], flat[late], expected, learning.draw_samples)
-        with_other = rechunked(self.evidence, rows[late], flat[late])
-        errors = [error[np.searchsorted(seen, late)] for _, error in said.priors]
-        nobody_knows = np.min([np.full(len(late), np.inf), *errors], 0) > _WRONG_MODEL
-        further[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
-        unheard = (draw & self.evidence.turn(rows, done))[:, None] & ~self.evidence.tried_near(rows)
-        new = untried(cost, fresh, unheard, wrong, allowed, chunk)
+        if seen.size:
+            of = means.part(seen)
+            observation[seen], new[seen] = self._explore(
+                rows[seen], of, allowed[seen], draw[seen], measured.tried[seen]
+            )
         return Due(
             row=rows,
             identity=self.keys.identity[rows],
@@ -434,18 +396,11 @@ class Loop(State):
             fixed=fixed,
             behind=measured.behind[draw[measured.behind[:, 0]]],
             known=measured.known,
-            untried=np.where(new >= 0, new, further),
+            untried=new,
             takes=takes,
             observation=observation,
             outcome=take(self._outcome, rows),
         )
-
-    def _overlooked(self, rows: Int64, allowed: Bool, tried: Bool) -> Int64:
-        """(R,) see ``contest.overlooked``: others may have measured it since this key has drawn."""
-        if not len(rows):
-            return rows
-        expected = self.evidence.estimates(rows).of_actions(np.arange(len(rows)))
-        return overlooked(self.evidence, rows, allowed, expected, tried)
 
     def decide(self, rows: Int64, actions: Int64) -> None:
         """What has been decided (R,) for some of the keys that are due."""
@@ -461,29 +416,6 @@ class Loop(State):
         checking = self.phase[rows] == Phase.CHECK
         self.phase[rows] = np.where(checking, Phase.CHECK, after)
         self.checks.turns[rows[~checking]] = 0
-
-    def allowed(self, rows: Int64) -> Bool:
-        """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
-        guardrail = self.control.guardrail
-        allowed = self.offers.allowed(self.keys, rows)
-        index, action = self.evidence.worse_than_own(rows, margin=guardrail.margin, least=guardrail.samples)
-        allowed.reshape(-1, N_ACTIONS)[index, action] = False
-        return np.asarray(allowed)
-
-    def view(self, rows: Int64, allowed: Bool, said: Estimates | None = None) -> KeyView:
-        """What the policy sees of these keys (R,); see ``view.py``."""
-        done, learning = self.decisions[rows], self.control.learning
-        return view(
-            self.keys,
-            self.evidence,
-            rows,
-            allowed,
-            said or self.evidence.estimates(rows),
-            cusum=np.where((self.shifts[rows] > 0) & (done == 0), 1.0, self.cusum.score[rows]),
-            idle=self.idle[rows],
-            wanted=self.wanted[rows],
-            heat=np.where(done < self.draws()[rows], learning.heat, 0.0),
-        )
 
     # -- durability --
 

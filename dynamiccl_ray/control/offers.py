@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_CHANNELS, action_parts
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, action_parts
 from dynamiccl_ray.agent.observation import relative_cost
 from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.control.columns import Keys
@@ -59,7 +59,9 @@ class Offers:
         """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be asked of some of the keys."""
         there = np.array(CHANNEL_VALUES) <= self.most_channels[rows][:, None, None]
         channels = keys.channels[rows] & ~self.forbidden[rows] & there
-        return np.asarray(channels[..., None] & keys.chunks[rows][:, :, None])
+        # A broadcast would do it for a few chunks at a time.
+        each, every = np.repeat(channels, N_CHUNKS, -1), np.tile(keys.chunks[rows], N_CHANNELS)
+        return np.asarray(each & every).reshape(len(rows), N_PAIRS, N_CHANNELS, N_CHUNKS)
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint."""

@@ -57,6 +57,8 @@ class State:
         self.resting = np.zeros(0, np.int64)
         """(K,) 1 where the decision in force is the best that is known because the budget is spent: it counts for no
         decision of learning."""
+        self.warm = np.zeros(0, np.bool_)
+        """(K,) whether an earlier run has learned: what it measured is known."""
         self.late = 0
         """Samples of an action that was not wanted any more: they end no decision, and are not used."""
         self.settled = np.zeros(0, np.int64)
@@ -95,6 +97,7 @@ class State:
         self.watch.know(self.keys.group, self.keys.nbytes)
         for name, fill in _COUNTS.items():
             setattr(self, name, np.append(getattr(self, name), np.full(n, fill)))
+        self.warm = np.append(self.warm, np.isfinite(keys.earlier).any((1, 2)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
         self._best = np.append(self._best, np.full(n, np.nan))
         self._outcome = joined(self._outcome, no_outcome(n))
@@ -108,7 +111,7 @@ class State:
         self.offers.keep(rows)
         self.budget.keep(self.keys.group)
         self.watch.know(self.keys.group, self.keys.nbytes)
-        for name in (*_COUNTS, "_over", "_best"):
+        for name in (*_COUNTS, "warm", "_over", "_best"):
             setattr(self, name, getattr(self, name)[rows])
         left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])

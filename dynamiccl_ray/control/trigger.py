@@ -11,6 +11,7 @@ shift is compared with a reference from before it, also if it comes slowly.
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 from typing import Any, Final
 
@@ -141,7 +142,8 @@ class Cusum:
     def _one(self, rows: Int64) -> Bool:
         """A whole batch of each; whether it raised an alarm."""
         x, n = self._batch[rows], self._n[rows]
-        median = np.median(x, -1, keepdims=True)
+        ordered, half = np.sort(x, -1), (self._size - 1) / 2
+        median = ordered[:, [math.floor(half), math.ceil(half)]].mean(-1, keepdims=True)
         within = np.where(n > 0, self._spread[rows] / np.maximum(n, 1), x.var(-1, ddof=1))
         reach = _OUTLIER * np.sqrt(np.maximum(within, _LEAST_SIGMA**2))[:, None]
         x = np.clip(x, median - reach, median + reach)

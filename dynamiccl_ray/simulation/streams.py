@@ -85,10 +85,11 @@ class Simulation:
         self._shifted: Final = shifted
         self._rng: Final = np.random.default_rng(seed)
         counts = [len(s.nbytes) for s in scenarios]
+        self._scenarios: Final = len(scenarios)
         self._scenario: Final = np.repeat(np.arange(len(scenarios)), counts)
         self._rows: Final = np.arange(len(self._scenario))
-        self._keys: Final = [keys_of(scenario, i) for i, scenario in enumerate(scenarios)]
-        self.nbytes: Final = np.concatenate([keys.nbytes for keys in self._keys])
+        self._keys: Final = Keys.join([keys_of(scenario, i) for i, scenario in enumerate(scenarios)])
+        self.nbytes: Final = self._keys.nbytes
         """(B,) of each stream's key."""
         self._sigma: Final = np.concatenate([s.sigma for s in scenarios])
         # (phases x streams, actions): a row per stream and phase, phases of a stream next to each other.
@@ -112,10 +113,9 @@ class Simulation:
 
     def reset(self) -> Float32:
         """Begins an episode on every stream: observations (B, SIZE)."""
-        rng, n = self._rng, len(self._keys)
+        rng, n = self._rng, self._scenarios
         self.loop = Loop(self.control)
-        for keys in self._keys:
-            self.loop.grow(keys)
+        self.loop.grow(self._keys)
         self._busier = round(2 ** rng.uniform(0, np.log2(_BUSIER)))
         first = rng.integers(1 << 30, size=n)[self._scenario] % self._phases
         onward = 1 + rng.integers(1 << 30, size=n)[self._scenario] % np.maximum(1, self._phases - 1)

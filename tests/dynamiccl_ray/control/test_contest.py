@@ -23,7 +23,7 @@ def _contest(evidence: Evidence, *, without: tuple[int, ...] = (), without_chunk
     for action in without_chunk:
         of_pair, _, chunk = action_parts(action)
         allowed[:, of_pair, :, chunk] = False
-    return contest(evidence, np.arange(len(evidence)), allowed.reshape(len(evidence), -1), 8)
+    return contest(evidence.means(np.arange(len(evidence))), allowed.reshape(len(evidence), -1), 8)
 
 
 def test_what_contends_is_judged_by_both_means() -> None:
@@ -63,7 +63,7 @@ def test_the_contest_is_that_of_a_loop_in_python(seed: int) -> None:
         measured(evidence, row, int(of[action]), samples, 3 + 0.05 * rng.standard_normal(), 0.02**2 * samples)
     allowed = rng.random((4, N_ACTIONS)) < 0.8
     rows = np.array([3, 0, 2])
-    found = contest(evidence, rows, allowed[rows], 5)
+    found = contest(evidence.means(rows), allowed[rows], 5)
     behind = []
     for i, row in enumerate(rows.tolist()):
         known = [action for action in sorted(of.tolist()) if evidence.samples[row, action]]
@@ -101,17 +101,17 @@ def test_luck_is_not_the_best_and_is_not_measured_again() -> None:
     lucky, like = int(flat_action(2, 3, 1)), int(flat_action(2, 3, 0))
     measured(evidence, 0, lucky, 1, 2.78)
     measured(evidence, 0, like, 20, 3.3)
-    assert contest(evidence, KEY, ALL, 4).best[0] == lucky
-    best, following = compared(evidence, KEY, ALL, 8)
+    assert contest(evidence.means(KEY), ALL, 4).best[0] == lucky
+    best, following = compared(evidence.means(KEY), ALL, 8)
     assert action_parts(best)[0] == action_parts(following)[0] == 3
 
 
 def test_what_may_not_be_chosen_is_not_compared() -> None:
     evidence, allowed = _drawn(), ALL.copy()
     allowed.reshape(N_PAIRS, -1)[3] = False
-    best, following = compared(evidence, KEY, allowed, 8)
+    best, following = compared(evidence.means(KEY), allowed, 8)
     assert best[0] == following[0] == OWN_ACTION
-    nothing = compared(evidence, KEY, np.zeros_like(ALL), 8)
+    nothing = compared(evidence.means(KEY), np.zeros_like(ALL), 8)
     assert [x.tolist() for x in nothing] == [[OWN_ACTION], [OWN_ACTION]]
 
 
@@ -119,7 +119,7 @@ def test_more_actions_than_are_compared_leave_the_fastest_of_them() -> None:
     evidence = store(1)
     for i in range(60):
         measured(evidence, 0, int(flat_action(1 + i % 20, 1 + i // 20, 0)), 50, 4.0 - 0.01 * i, 50 * 0.001**2)
-    best, following = compared(evidence, KEY, ALL, 8)
+    best, following = compared(evidence.means(KEY), ALL, 8)
     assert best[0] == following[0] == flat_action(1 + 59 % 20, 1 + 59 // 20, 0)
 
 
@@ -132,21 +132,25 @@ def _expected(by: float) -> tuple[int, np.ndarray]:
 
 def test_what_promises_to_be_the_best_is_what_is_expected_to_be_nearly_as_good_and_was_not_measured() -> None:
     new, expected = _expected(0.02)
-    assert promising(_drawn(), KEY, ALL, expected, 1).tolist() == [new]
-    assert promising(_drawn(), KEY, np.zeros_like(ALL), expected, 1).tolist() == [-1]
-    assert promising(_drawn(), KEY, ALL, _expected(0.1)[1], 1).tolist() == [-1], "far behind, by all that is known"
-    assert promising(_drawn(), KEY, ALL, np.full_like(expected, np.inf), 1).tolist() == [-1], "nothing is known of it"
+    assert promising(_drawn().means(KEY), ALL, expected, 1).tolist() == [new]
+    assert promising(_drawn().means(KEY), np.zeros_like(ALL), expected, 1).tolist() == [-1]
+    assert promising(_drawn().means(KEY), ALL, _expected(0.1)[1], 1).tolist() == [-1], (
+        "far behind, by all that is known"
+    )
+    assert promising(_drawn().means(KEY), ALL, np.full_like(expected, np.inf), 1).tolist() == [-1], (
+        "nothing is known of it"
+    )
     evidence = _drawn()
     measured(evidence, 0, new, 1, 2.9)
-    assert promising(evidence, KEY, ALL, expected, 1).tolist() == [-1], "it was measured"
+    assert promising(evidence.means(KEY), ALL, expected, 1).tolist() == [-1], "it was measured"
     # What is like it is known to be slow, and the best is far ahead.
     evidence = _drawn(noise=0.01)
     for channels in (5, 7):
         measured(evidence, 0, int(flat_action(3, channels, 0)), 100, 3.6, 0.01)
     measured(evidence, 0, pair(4), 100, 2.6, 0.01)
-    assert promising(evidence, KEY, ALL, expected - 0.2, 1).tolist() == [-1]
+    assert promising(evidence.means(KEY), ALL, expected - 0.2, 1).tolist() == [-1]
     nobody = np.zeros(0, np.int64)
-    assert promising(_drawn(), nobody, ALL[:0], expected[:0], 1).tolist() == []
+    assert promising(_drawn().means(nobody), ALL[:0], expected[:0], 1).tolist() == []
 
 
 def test_what_is_overlooked_is_of_a_pair_that_nobody_tried_and_is_expected_to_be_nearly_as_good() -> None:
@@ -155,11 +159,11 @@ def test_what_is_overlooked_is_of_a_pair_that_nobody_tried_and_is_expected_to_be
     new, other = int(flat_action(7, 4, 0)), int(flat_action(8, 2, 1))
     expected[0, [new, other, int(flat_action(3, 1, 1))]] = -0.17, -0.1, -0.5  # the best is at -0.2
     tried[0, 3] = True
-    assert overlooked(evidence, KEY, ALL, expected, tried).tolist() == [new]
-    assert overlooked(evidence, KEY, ALL, expected + 0.05, tried).tolist() == [-1], "it is expected to be behind"
-    assert overlooked(evidence, KEY, np.zeros_like(ALL), expected, tried).tolist() == [-1]
+    assert overlooked(evidence.means(KEY), ALL, expected, tried).tolist() == [new]
+    assert overlooked(evidence.means(KEY), ALL, expected + 0.05, tried).tolist() == [-1], "it is expected to be behind"
+    assert overlooked(evidence.means(KEY), np.zeros_like(ALL), expected, tried).tolist() == [-1]
     tried[0, 7] = True
-    assert overlooked(evidence, KEY, ALL, expected, tried).tolist() == [-1]
+    assert overlooked(evidence.means(KEY), ALL, expected, tried).tolist() == [-1]
 
 
 def test_what_is_one_step_from_the_fastest_is_looked_at_whatever_is_expected_of_it() -> None:
@@ -169,11 +173,11 @@ def test_what_is_one_step_from_the_fastest_is_looked_at_whatever_is_expected_of_
     for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.5), (pair(2), 2.6), (pair(4), 2.7)):
         measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
     tried = []
-    while (action := int(promising(evidence, KEY, ALL, expected, 1)[0])) >= 0:
+    while (action := int(promising(evidence.means(KEY), ALL, expected, 1)[0])) >= 0:
         tried.append(tuple(int(part) for part in action_parts(action)))
         measured(evidence, 0, action, 1, 2.6)
     assert sorted(tried) == sorted(beside), "of NCCL's own channels and chunk nobody knows what is beside them"
-    assert not promising(evidence, KEY, ~ALL, expected, 1)[0] >= 0
+    assert not promising(evidence.means(KEY), ~ALL, expected, 1)[0] >= 0
 
 
 def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_fastest() -> None:
@@ -184,7 +188,7 @@ def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_f
         measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
     expected[0, beside] = 9.0
     for _ in range(12):
-        measured(evidence, 0, int(promising(evidence, KEY, ALL, expected, 1)[0]), 1, 2.6)
+        measured(evidence, 0, int(promising(evidence.means(KEY), ALL, expected, 1)[0]), 1, 2.6)
     assert (evidence.samples[0, beside] == 1).all()
 
 
@@ -202,8 +206,8 @@ def test_a_pair_that_was_measured_with_other_chunks_only_is_measured_with_nccls_
     ):
         measured(evidence, 0, action, 1, mean)
     tried = []
-    while (action := int(rechunked(evidence, KEY, ALL)[0])) >= 0:
+    while (action := int(rechunked(evidence.means(KEY), ALL)[0])) >= 0:
         tried.append(action)
         measured(evidence, 0, action, 1, 3.4)
     assert tried == [int(flat_action(3, 4, 0)), pair(4)], "the fastest first"
-    assert rechunked(evidence, KEY, ~ALL)[0] == -1
+    assert rechunked(evidence.means(KEY), ~ALL)[0] == -1

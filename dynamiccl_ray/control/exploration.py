@@ -1,0 +1,124 @@
+"""What keys that learn may draw, what the policy is shown of them, and where a draw goes that says nothing new."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, action_parts
+from dynamiccl_ray.agent.observation import KeyView, encode
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
+from dynamiccl_ray.control.contest import promising, rechunked
+from dynamiccl_ray.control.due import untried
+from dynamiccl_ray.control.evidence import Estimates, Means
+from dynamiccl_ray.control.state import State
+from dynamiccl_ray.knobs import N_PAIRS
+
+# What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
+_LIKELY: Final = 0.3
+# Share of the draws in which what a prior rules out is not drawn.
+_TRUSTED: Final = 0.75
+# What is off by more than this, as the standard deviation of a log, knows nothing of chunks. The models of 15 held-out
+# clusters were off by 0.14 to 0.27, and another's by 0.19 to 0.56.
+_WRONG_MODEL: Final = 0.25
+# Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
+# what they are taken for at first (agent/prior.py).
+_MISLEADING: Final = 0.06
+
+
+class Exploration(State):
+    """Of K keys."""
+
+    def draws(self) -> Int64:
+        """(K,) decisions of each key that are drawn: fewer where it learns anew, and where an earlier run has learned,
+        for much is known then; three times as many there once that run has turned out to be wrong."""
+        learning = self.control.learning
+        earlier = np.minimum(learning.earlier_share * (1 + 2 * self.misled), 1.0)
+        share = np.where(self.shifts > 0, learning.adapt_share, np.where(self.warm, earlier, 1.0))
+        return np.asarray(np.ceil(share * learning.draws), np.int64)
+
+    def allowed(self, rows: Int64) -> Bool:
+        """(R, N_PAIRS, N_CHANNELS, N_CHUNKS) what may be chosen, and the guardrail does not forbid."""
+        return self._allowed(rows, self.evidence.means(rows))
+
+    def _allowed(self, rows: Int64, means: Means) -> Bool:
+        guardrail = self.control.guardrail
+        allowed = self.offers.allowed(self.keys, rows)
+        index, action = means.worse_than_own(margin=guardrail.margin, least=guardrail.samples)
+        allowed.reshape(-1, N_ACTIONS)[index, action] = False
+        return np.asarray(allowed)
+
+    def view(self, rows: Int64, allowed: Bool, said: Estimates | None = None) -> KeyView:
+        """What the policy sees of these keys (R,). It draws channels and chunk apart: a value is masked where all that
+        it can be part of is; what else is not ``allowed`` (R, N_PAIRS, N_CHANNELS, N_CHUNKS) is replaced once it is
+        drawn. ``said`` is what ``Evidence.estimates`` says of them.
+        """
+        keys, evidence, learning = self.keys, self.evidence, self.control.learning
+        said = said or evidence.estimates(rows)
+        done = self.decisions[rows]
+        cusum = np.where((self.shifts[rows] > 0) & (done == 0), 1.0, self.cusum.score[rows])
+        heat = np.where(done < self.draws()[rows], learning.heat, 0.0)
+        return KeyView(
+            collective=keys.collective[rows],
+            nbytes=keys.nbytes[rows],
+            pipelined=keys.pipelined[rows],
+            last_time=_known(evidence.last[rows] - evidence.baseline[rows]),
+            idle_epochs=self.idle[rows].astype(np.float32),
+            last_pair=action_parts(self.wanted[rows])[0],
+            cost=keys.cost[rows],
+            samples=evidence.by_channels[rows].astype(np.float32),
+            channels=said.channels,
+            chunks=said.chunks,
+            noise=evidence.noise[rows],
+            excess=evidence.excess(rows),
+            cusum=cusum.astype(np.float32),
+            congestion=_known(evidence.last[rows] - evidence.fastest[rows]),
+            skew=evidence.skew[rows].astype(np.float32),
+            heat=heat.astype(np.float32),
+            valid_channels=any_along(allowed, -1),
+            valid_chunks=any_along(allowed, -2),
+        )
+
+    def _explore(self, rows: Int64, means: Means, allowed: Bool, draw: Bool, tried: Bool) -> tuple[Float32, Int64]:
+        """Of keys (R,) that draw, or have drawn all, what the policy sees, (R, observation.SIZE), and ``Due.untried``,
+        (R,), where they ``draw`` (R,). Of what is ``allowed``, pairs were ``tried`` (R, N_PAIRS) since the last shift.
+        """
+        keys, evidence, learning, done = self.keys, self.evidence, self.control.learning, self.decisions[rows]
+        last = done >= _TRUSTED * self.draws()[rows]
+        said = evidence.estimates(rows)
+        self.misled[rows] |= said.earlier_error > _MISLEADING
+        may = any_along(allowed, -1)
+        worth = evidence.may_be_best(rows, may, said)
+        chunk, with_chunk = evidence.with_its_chunk(rows, any_along(allowed, -2), said)
+        # A prior may be wrong about what nobody draws because of it: the last draws are free. But what an earlier run
+        # has measured itself is known, as long as that run is right.
+        known = np.isfinite(keys.earlier[rows, :, :N_CHANNELS]) & (self.misled[rows] == 0)[:, None, None]
+        drawable = allowed & (worth | (last[:, None, None] & ~known))[..., None]
+        observation = encode(keys.context[rows], self.view(rows, drawable, said))
+        # A model of another cluster may be wrong about what NCCL takes for nearly the best.
+        # So may be what earlier runs say: from where they are as wrong as such a model, they have tried nothing.
+        cost, ran_earlier = keys.cost[rows], evidence.ran_earlier(rows)
+        ran_earlier[said.earlier_error > _WRONG_MODEL] = False
+        likely = (cost <= _LIKELY) & ~ran_earlier
+        fresh = draw[:, None] & (with_chunk | ((any_along(worth, -1) | likely) & ~tried))
+        unheard, wrong = np.zeros((len(rows), N_PAIRS), np.bool_), np.zeros(len(rows), np.float32)
+        turn = draw & evidence.turn(rows, done)
+        unheard[turn], wrong[turn] = ~evidence.tried_near(rows[turn]), evidence.faster_than(rows[turn], cost[turn])
+        new = untried(cost, fresh, unheard, wrong, allowed, chunk)
+        # The first sequence, and what is seen after it, is as in training. From there a draw that would repeat what is
+        # known goes on.
+        late = np.flatnonzero(draw & (done > learning.sequence) & (new < 0))
+        if late.size:
+            flat, of_late = allowed[late].reshape(-1, N_ACTIONS), means.part(late)
+            promises = promising(of_late, flat, said.of_actions(late), learning.draw_samples)
+            with_other = rechunked(of_late, flat)
+            errors = [np.full(len(late), np.inf), *(error[late] for _, error in said.priors)]
+            nobody_knows = np.min(errors, 0) > _WRONG_MODEL
+            new[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
+        return observation, new
+
+
+def _known(x: Float64) -> Float32:
+    """0 for what is not known."""
+    return np.where(np.isfinite(x), x, 0.0).astype(np.float32)
