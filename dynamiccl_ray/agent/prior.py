@@ -46,8 +46,10 @@ def error_of(
     known[:, OWN_PAIR] = False
     if not known.any():
         return np.full(len(prior), start, np.float32)
-    of_own = 0.0 if own is None else 1 / np.maximum(own, 1)[:, None, None]
-    doubt = (noise**2)[:, None, None] * (1 / np.maximum(samples, 1e-9) + of_own)
+    of_one = (noise**2)[:, None, None]
+    doubt = of_one / np.maximum(samples, 1e-9)
+    if own is not None:
+        doubt = doubt + of_one / np.maximum(own, 1)[:, None, None]
     # What is measured badly says little of the prior.
     weight = np.where(known, start**2 / (start**2 + doubt), 0.0)
     square = np.where(known, np.maximum((np.where(known, prior, 0.0) - ratio) ** 2 - doubt, 0.0), 0.0)
