@@ -148,8 +148,10 @@ class Loop(Exploration):
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & same)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
+        own = self.evidence.baseline.copy()
+        own[rows[last & (actions == OWN_ACTION)]] = of.mean[last & (actions == OWN_ACTION)]
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
-        self._check(np.union1d(moved, together))
+        self._check(np.union1d(moved, together), own)
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
@@ -215,13 +217,18 @@ class Loop(Exploration):
             self._agree(rows[~checked])
         return [int(row) for row in rows[~checked]]
 
-    def _check(self, rows: Int64) -> None:
+    def _check(self, rows: Int64, own: Float64 | None = None) -> None:
+        """Begins checks. ``own`` (K,) has what NCCL's own choice took last, its log time: the baseline by default."""
         if not len(rows):
             return
+        means, own = self.evidence.means(rows), self.evidence.baseline if own is None else own
+        allowed, wanted = self._allowed(rows, means).reshape(-1, N_ACTIONS), self.wanted[rows]
+        # While a key learns, NCCL's own choice is in force for once: what is checked is the best.
+        best = contest(means, allowed, _OFTEN).best
+        wanted = np.where((self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION), best, wanted)
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
-        allowed = self.allowed(rows).reshape(-1, N_ACTIONS)
         hopeless = self.hopeless_earlier[rows]
-        self.checks.begin(rows, self.wanted[rows], self.decisions[rows], self.evidence, allowed, hopeless)
+        self.checks.begin(rows, wanted, own[rows], self.decisions[rows], self.evidence, allowed, hopeless)
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 

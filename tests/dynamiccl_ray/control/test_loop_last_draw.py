@@ -1,0 +1,89 @@
+"""The last draw is of NCCL's own choice: whether the network has changed while a key learned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from looped import Times, loop_of, network, observed, pair, play, some_keys
+
+from dynamiccl_ray.actions import OWN_ACTION
+from dynamiccl_ray.control import check
+from dynamiccl_ray.control.loop import Drift, Loop, Phase
+
+
+def _learned(change: float, outlier: float = 0.0) -> tuple[Loop, list[Drift]]:
+    """A key that has drawn in a network whose times change by a factor, as a log, while it draws; one time of the last
+    draw may be odd."""
+    loop, draws = loop_of(some_keys(2), draws=8, draw_samples=1, compares=20), 0
+
+    def times(row: int, action: int) -> float:
+        odd = outlier if draws == 8 and row == 0 else 0.0
+        return {OWN_ACTION: 3.0, pair(1): 3.2}.get(action, 3.4) + odd + (change if row == 0 and draws > 4 else 0.0)
+
+    drifts: list[Drift] = []
+    # What is drawn before the change is NCCL's own choice, and after it another, which looks the better one.
+    while draws < 40:
+        drawn = OWN_ACTION if draws < 4 else pair(1)
+        drifts += play(loop, 1, times, sigma=0.005, seed=draws, drawn=lambda due, a=drawn: np.full(due.draw.sum(), a))
+        draws += 1
+    return loop, drifts
+
+
+def test_a_network_that_changes_while_a_key_learns_does_not_leave_it_worse_off_than_nccl() -> None:
+    loop, drifts = _learned(-0.5)
+    assert [(drift.row, drift.anew) for drift in drifts] == [(0, True)]
+    assert (loop.wanted == OWN_ACTION).all()
+    assert loop.evidence.baseline[0] == pytest.approx(2.5, abs=0.02)
+
+
+def test_one_odd_time_of_nccls_own_choice_costs_a_check_and_what_was_drawn_is_compared_after_it() -> None:
+    loop, drifts = _learned(0.0, outlier=0.5)
+    assert [(drift.row, drift.anew) for drift in drifts] == [(0, False)]
+    assert loop.shifts[0] == 0
+    assert loop.checks.calm_until[0] == 0, "an alarm is looked into at once"
+
+
+@pytest.mark.parametrize(
+    ("last", "lasts", "asked", "anew"),
+    [
+        (1.5, True, 2, False),
+        (0.5, False, 3, False),
+        (0.5, True, 2 + check.TURNS, True),
+        (-0.3, True, 2 + check.TURNS, True),
+    ],
+)
+def test_after_an_odd_last_draw_the_best_is_checked_and_nccls_own_choice_beside_it_unless_that_is_hopeless(
+    last: float, lasts: bool, asked: int, anew: bool
+) -> None:
+    loop, wanted = loop_of(some_keys(2), draws=8, draw_samples=1), []  # type: ignore[var-annotated]
+
+    def times(row: int, action: int) -> float:
+        odd = loop.decisions[0] == 8 or (lasts and loop.decisions[0] > 8)
+        return {OWN_ACTION: 3.0 + last if odd else 4.0, pair(1): 3.0, pair(2): 3.1}.get(action, 4.5)
+
+    drifts: list[Drift] = []
+    while not drifts:
+        wanted.append(int(loop.wanted[0]))
+        drawn = lambda due: np.full(due.draw.sum(), pair(1 + len(wanted) % 2))  # noqa: E731
+        drifts = play(loop, 1, times, sigma=0.01, seed=len(wanted), rows=[0], drawn=drawn)
+    assert loop.checks.actions[0, :2].tolist() == [pair(1), pair(2) if last > 1 else OWN_ACTION]
+    assert (wanted.count(OWN_ACTION), [drift.anew for drift in drifts]) == (asked, [anew])
+
+
+def test_a_key_is_checked_by_what_it_measured_also_where_others_begin_anew_at_that_moment() -> None:
+    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    drawn = lambda due: np.full(due.draw.sum(), pair(1))  # noqa: E731
+    crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
+    play(loop, 30, network(), sigma=0.01, rows=[0], drawn=drawn)
+    # What comes next of key 1 is its last draw, of NCCL's own choice.
+    play(loop, 8, network(), sigma=0.01, rows=[1], drawn=drawn)
+    assert (loop.decisions[1], loop.wanted[1]) == (8, OWN_ACTION)
+    while loop.phase[0] != Phase.CHECK:
+        play(loop, 1, crossed, sigma=0.01, rows=[0])
+    while (loop.checks.takes_turns[0] - loop.checks.turns[0]).sum() > 1:
+        play(loop, 1, crossed, sigma=0.01, rows=[0])
+    drifts = observed(loop, [0, 0, 1], [crossed(0, loop.wanted[0])] * 2 + [3.5])
+    assert [(drift.row, drift.anew) for drift in drifts] == [(0, True)]
+    assert loop.phase.tolist() == [Phase.ADAPT, Phase.CHECK]
+    assert loop.evidence.samples[1, OWN_ACTION] > 0
+    assert loop.shifts[1] == 0
