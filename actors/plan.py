@@ -106,6 +106,7 @@ class Plan:
             prior=self.expected(comm, np.array(collective), np.array(nbytes)),
             earlier=self.earlier.expected(member.ranks, member.nodes, member.name, keys),
             lead=self.earlier.lead(member.ranks, member.nodes, member.name, keys),
+            noise=self.earlier.noise(member.ranks, member.nodes, member.name, keys),
         )
 
     def expected(self, comm: Communicator, collective: Int64, nbytes: Int64) -> Float32:

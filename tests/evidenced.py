@@ -14,7 +14,7 @@ def store(keys: int, prior: Float32 | None = None, earlier: Float32 | None = Non
     """Keys of one kind on one communicator, from 1 MiB on."""
     evidence = Evidence()
     said = [nothing_expected(keys) if of is None else of for of in (prior, earlier)]
-    evidence.grow(np.zeros(keys), np.full(keys, 4), MIB << np.arange(keys), *said)
+    evidence.grow(np.zeros(keys), np.full(keys, 4), MIB << np.arange(keys), *said, np.full(keys, np.nan, np.float32))
     return evidence
 
 

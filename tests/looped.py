@@ -42,6 +42,7 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
         prior=nothing_expected(n),
         earlier=nothing_expected(n),
         lead=np.zeros(n, np.float32),
+        noise=np.full(n, np.nan, np.float32),
     )
 
 

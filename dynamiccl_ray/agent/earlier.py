@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.lending import noise_of
 from dynamiccl_ray.agent.prior import EARLIER_ERROR
 from dynamiccl_ray.arrays import Float32, Float64, Int64
@@ -56,6 +56,8 @@ class Record:
     each pair's channel counts and chunks; NaN where nothing was measured."""
     variance: Float32
     """Of the same shape: squared standard error of ``ratio``."""
+    noise: Float32
+    """(K,) standard deviation of the log of one time; NaN where no action has two decisions."""
 
 
 def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
@@ -78,12 +80,17 @@ def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
         np.add.at(total, cell, samples * log_ratio)
         np.add.at(square, cell, samples * log_ratio**2)
         np.add.at(times, cell, 1)
+    same = np.zeros((4, len(keys), N_ACTIONS))
+    for to, of_one in zip(same, (samples, samples * log_ratio, samples * log_ratio**2, 1.0), strict=True):
+        np.add.at(to, (row, of.action[kept]), of_one)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = total / count
         apart = np.where(count > 0, square - count * ratio**2, 0.0)[..., :N_CHANNELS].sum((1, 2))
         freedom = np.maximum(times - 1, 0)[..., :N_CHANNELS].sum((1, 2))
         noise = noise_of(np.maximum(apart, 0), freedom)[:, None, None]
         variance = noise**2 * (1 / count + 1 / np.maximum(own_samples, 1)[:, None, None])
+        within = same[2] - same[1] ** 2 / np.maximum(same[0], 1)
+        of_action = np.sqrt(np.maximum(within, 0).sum(-1) / np.maximum(same[3] - 1, 0).sum(-1))
     ratio[:, OWN_PAIR] = np.nan
     return Record(
         ranks=ranks,
@@ -92,6 +99,7 @@ def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
         key=keys,
         ratio=ratio.astype(np.float32),
         variance=np.where(np.isfinite(ratio), variance, np.nan).astype(np.float32),
+        noise=of_action.astype(np.float32),
     )
 
 
@@ -136,6 +144,16 @@ class Earlier:
             lead = np.where(known, lead, surely).astype(np.float32)
             known |= np.isfinite(ratio).any((1, 2))
         return lead
+
+    def noise(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
+        """(N,) standard deviation of the log of one time of keys (N,), in the newest run of such a communicator that
+        knows it; NaN for none."""
+        wanted = np.asarray(keys, np.int64)
+        noise = np.full(len(wanted), np.nan, np.float32)
+        for _, of in self._of(ranks, nodes, name):
+            at = np.minimum(np.searchsorted(of.key, wanted), len(of.key) - 1)
+            noise = np.where(np.isnan(noise) & (of.key[at] == wanted), of.noise[at], noise)
+        return noise
 
     def _of(self, ranks: int, nodes: int, name: str) -> list[tuple[int, Record]]:
         """Records of such communicators and how many runs came after, the newest first."""

@@ -45,6 +45,8 @@ class Keys:
     """As ``prior``: what earlier runs measured, see ``earlier.py``."""
     lead: Float32
     """(N,) by how much, as a log, something was surely ahead of NCCL's own choice in an earlier run; or 0."""
+    noise: Float32
+    """(N,) standard deviation of the log of one time in an earlier run; NaN where that is not known."""
 
     def __len__(self) -> int:
         return len(self.nbytes)
@@ -178,6 +180,7 @@ def no_keys() -> Keys:
         prior=nothing_expected(0),
         earlier=nothing_expected(0),
         lead=np.zeros(0, np.float32),
+        noise=np.zeros(0, np.float32),
     )
 
 

@@ -43,6 +43,9 @@ _BEHIND: Final = 3.0
 _AHEAD: Final = 0.05
 # What is said of an action's channels and chunk counts as said where neither is off by more than this.
 _SAID: Final = 0.2
+# Degrees of freedom that the noise of an earlier run counts for, and the most that it is taken for.
+_EARLIER_FREEDOM: Final = 8.0
+_MOST_NOISE: Final = 0.5
 _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_total"))
 
 
@@ -148,14 +151,23 @@ class Evidence:
         return len(self.baseline)
 
     def grow(
-        self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike, prior: Float32, earlier: Float32
+        self,
+        group: ArrayLike,
+        collective: ArrayLike,
+        nbytes: ArrayLike,
+        prior: Float32,
+        earlier: Float32,
+        noise: Float32,
     ) -> None:
-        """New keys: each the number of its communicator, its collective, its bytes, and what a model and earlier runs
-        expect of it, see ``Keys.prior`` and ``Keys.earlier``."""
+        """New keys: each the number of its communicator, its collective, its bytes, what a model and earlier runs
+        expect of it, and how it varied in these, see ``Keys.prior``, ``Keys.earlier`` and ``Keys.noise``."""
         groups = np.asarray(group, np.int64)
         for name, (shape, kind, fill) in _ROWS.items():
             new: Any = np.full((len(groups), *shape), fill, kind)
             setattr(self, name, np.concatenate([getattr(self, name), new]))
+        known = np.flatnonzero(np.isfinite(noise))
+        self.freedom[len(self) - len(noise) + known] = _EARLIER_FREEDOM
+        self.square[len(self) - len(noise) + known] = _EARLIER_FREEDOM * np.minimum(noise[known], _MOST_NOISE) ** 2
         self._group = np.concatenate([self._group, groups])
         self._collective = np.concatenate([self._collective, np.asarray(collective, np.int64)])
         self._nbytes = np.concatenate([self._nbytes, np.asarray(nbytes, np.float64)])

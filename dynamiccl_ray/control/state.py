@@ -89,7 +89,7 @@ class State:
         """New keys, behind those that are there; each begins with NCCL's own choice."""
         n = len(keys)
         self.keys = joined(self.keys, keys)
-        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior, keys.earlier)
+        self.evidence.grow(keys.group, keys.collective, keys.nbytes, keys.prior, keys.earlier, keys.noise)
         self.cusum.grow(n)
         self.checks.grow(n)
         self.offers.grow(n)

@@ -55,6 +55,7 @@ def keys_of(scenario: Scenario, group: int = 0) -> Keys:
         prior=nothing_expected(n) if scenario.prior is None else scenario.prior,
         earlier=earlier,
         lead=-np.nan_to_num(earlier).min((1, 2), initial=0.0),
+        noise=np.full(n, np.nan, np.float32),
     )
 
 

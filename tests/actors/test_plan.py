@@ -78,18 +78,19 @@ def test_a_played_job_is_never_told_the_model_that_plays_it() -> None:
 
 
 def test_keys_are_told_what_earlier_runs_measured_of_such_a_communicator() -> None:
-    key = np.full(2, key_of(Collective.ALL_REDUCE, SIZES[0], False))
+    key = np.full(3, key_of(Collective.ALL_REDUCE, SIZES[0], False))
     of = Decisions(
         key=key,
-        action=np.array([OWN_ACTION, flat_action(5, 0, 0)]),
-        samples=np.full(2, 100.0),
-        log_us=np.array([3.0, 2.0]),
-        own_log_us=np.array([np.nan, 3.0]),
-        anew=np.zeros(2, np.int64),
+        action=np.array([OWN_ACTION, *[flat_action(5, 0, 0)] * 2]),
+        samples=np.full(3, 100.0),
+        log_us=np.array([3.0, 1.99, 2.01]),
+        own_log_us=np.array([np.nan, 3.0, 3.0]),
+        anew=np.zeros(3, np.int64),
     )
     plan = replace(_plan({"kind": "nccl"}), earlier=Earlier([[record(32, 4, "", of)]]))
     keys, others = _keys(plan, ranks=32, nodes=4), _keys(plan, ranks=16, nodes=2)
     assert keys.earlier[:, 5, 0].tolist() == [pytest.approx(-1.0), pytest.approx(np.nan, nan_ok=True)]
     assert keys.lead.tolist() == [pytest.approx(1.0), 0]
+    assert keys.noise.tolist() == pytest.approx([0.1 * 2**0.5, np.nan], nan_ok=True)
     assert np.isnan(others.earlier).all()
     assert not others.lead.any()

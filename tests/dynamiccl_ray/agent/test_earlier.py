@@ -119,6 +119,34 @@ def test_that_something_was_surely_ahead_is_known_also_where_by_how_much_is_not(
     assert not Earlier().lead(16, 2, "", keys).any()
 
 
+def _varied(key: int, noise: float, times: int = 400) -> Decisions:
+    """Decisions of 4 samples each, of two actions that differ."""
+    action = np.where(np.arange(times) % 2, flat_action(PAIR, 0, 0), flat_action(PAIR, 0, 3))
+    log_us = 3 + 0.5 * (np.arange(times) % 2) + np.random.default_rng(0).normal(0, noise / 2, times)
+    same = np.full(times, 3.0)
+    return Decisions(
+        key=np.full(times, key),
+        action=action,
+        samples=np.full(times, 4.0),
+        log_us=log_us,
+        own_log_us=same,
+        anew=np.zeros(times, np.int64),
+    )
+
+
+def test_how_much_one_time_of_a_key_varied_is_known_whatever_its_actions_differ_by() -> None:
+    earlier = Earlier(
+        [
+            [record(16, 2, "dp", _varied(_key(MIB), 0.2)), _record({MIB: -0.2}, name="tp")],
+            [record(16, 2, "dp", _varied(_key(MIB), 0.4)), record(16, 2, "tp", _varied(_key(MIB), 0.3))],
+        ]
+    )
+    keys = [_key(MIB), _key(2 * MIB)]
+    assert earlier.noise(16, 2, "dp", keys) == pytest.approx([0.2, np.nan], rel=0.1, nan_ok=True), "the newest run"
+    assert earlier.noise(16, 2, "tp", keys) == pytest.approx([0.3, np.nan], rel=0.1, nan_ok=True), "that knows it"
+    assert np.isnan(earlier.noise(8, 2, "dp", keys)).all()
+
+
 def test_after_a_shift_of_the_network_what_came_before_it_says_nothing() -> None:
     flat = int(flat_action(PAIR, 0, 0))
     of = Decisions(

@@ -162,7 +162,7 @@ def test_keys_that_are_kept_move_together_and_lend_to_each_other_as_before() -> 
         measured(evidence, row, OWN_ACTION, 4, 3.0 + row, begin=True)
     measured(evidence, 1, pair(5), 4, 3.5)
     evidence.keep(np.array([False, True, False, True]))
-    evidence.grow([1], [4], [2 * MIB], nothing_expected(1), nothing_expected(1))
+    evidence.grow([1], [4], [2 * MIB], nothing_expected(1), nothing_expected(1), np.full(1, np.nan, np.float32))
     assert evidence.baseline[:2].tolist() == [4.0, 6.0]
     time, sure = evidence.estimates(np.arange(3)).channels
     assert time[:2, 5, 0].tolist() == pytest.approx([-0.5, -0.5], abs=1e-6)

@@ -19,9 +19,15 @@ def test_where_an_earlier_run_says_something_of_a_key_it_draws_less_often() -> N
     assert loop.draws().tolist() == [6, 6]
 
 
-@pytest.mark.parametrize(("off", "draws"), [(0.0, 9), (0.02, 9), (0.5, 27)])
-def test_a_key_draws_three_times_as_often_where_an_earlier_run_turns_out_to_be_wrong(off: float, draws: int) -> None:
+@pytest.mark.parametrize(
+    ("off", "noise", "draws"), [(0.0, np.nan, 9), (0.02, np.nan, 9), (0.2, np.nan, 27), (0.2, 0.02, 27), (0.2, 0.4, 9)]
+)
+def test_a_key_draws_three_times_as_often_where_an_earlier_run_turns_out_to_be_wrong(
+    off: float, noise: float, draws: int
+) -> None:
+    """Not where what it is off by may be the noise that it knew."""
     keys = some_keys(3)
+    keys.noise[:] = noise
     keys.earlier[:2, 1:4] = 0.1
     loop = loop_of(keys, draws=30, earlier_share=0.3)
     tried = 3.1 + off
