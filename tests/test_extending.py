@@ -37,7 +37,7 @@ PUBLIC = {
     "run_method": ["scenario", "factory", "steps", "seed"],
     "run_online": ["experiment", "directory", "serial", "resume", "progress", "say"],
     "threads": ["count"],
-    "train": ["curriculum", "out", "resume", "runners", "learners", "progress"],
+    "train": ["curriculum", "out", "resume", "runners", "learners", "processes", "progress"],
     "write_report": ["run"],
 }
 
