@@ -135,10 +135,11 @@ def combine(
     mean, precision = own * times[rows] + share * lent, own + share * of_lent
     for prior, error in priors:
         believed = prior.reshape(precision.shape)
-        weight = np.isfinite(believed) / (error**2)[:, None]
-        precision = precision + weight
-        mean = mean + weight * np.nan_to_num(believed)
-    mean = mean / np.maximum(precision, 1e-9)
+        known = np.isfinite(believed)
+        weight = known / (error**2)[:, None]
+        precision += weight
+        mean += np.multiply(weight, believed, out=weight, where=known)
+    mean /= np.maximum(precision, 1e-9)
     sure = np.log1p(np.float32(WIDE**2) * precision) / np.float32(2 * SURE_SCALE)
     out = (len(rows), *shape[1:])
     return np.asarray(mean.reshape(out), np.float32), np.asarray(sure.reshape(out), np.float32)

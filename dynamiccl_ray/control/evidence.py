@@ -289,7 +289,9 @@ class Evidence:
     def _priors(self, rows: Int64) -> list[tuple[Float32, Float32]]:
         """What the model of the cluster and earlier runs say, each where it says anything, and (R,) how far it is off,
         of each key's communicator; see ``prior.py``."""
-        alike = np.flatnonzero(np.isin(self._group, self._group[rows]))
+        among = np.zeros(self._group.max(initial=-1) + 1, np.bool_)
+        among[self._group[rows]] = True
+        alike = np.flatnonzero(among[self._group])
         at = np.searchsorted(alike, rows)
         ratio, samples = self.ratio(alike), self.by_channels[alike].astype(np.float32)
         noise, group, own = self.noise[alike], self._group[alike], samples[:, OWN_PAIR, 0]
