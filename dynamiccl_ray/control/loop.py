@@ -223,9 +223,10 @@ class Loop(Exploration):
             return
         means, own = self.evidence.means(rows), self.evidence.baseline if own is None else own
         allowed, wanted = self._allowed(rows, means).reshape(-1, N_ACTIONS), self.wanted[rows]
-        # While a key learns, NCCL's own choice is in force for once: what is checked is the best.
+        # While a key learns, NCCL's own choice is in force for once: where it is hopeless, what is checked is the best.
         best = contest(means, allowed, _OFTEN).best
-        wanted = np.where((self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION), best, wanted)
+        far = own[rows] - self.evidence.mean(rows, best) > check.HOPELESS
+        wanted = np.where((self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION) & far, best, wanted)
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         hopeless = self.hopeless_earlier[rows]
         self.checks.begin(rows, wanted, own[rows], self.decisions[rows], self.evidence, allowed, hopeless)

@@ -44,29 +44,23 @@ def test_one_odd_time_of_nccls_own_choice_costs_a_check_and_what_was_drawn_is_co
 
 
 @pytest.mark.parametrize(
-    ("last", "lasts", "asked", "anew"),
-    [
-        (1.5, True, 2, False),
-        (0.5, False, 3, False),
-        (0.5, True, 2 + check.TURNS, True),
-        (-0.3, True, 2 + check.TURNS, True),
-    ],
+    ("last", "asked", "anew"), [(1.5, 2, False), (0.5, 2 + check.TURNS, True), (-0.3, 2 + check.TURNS, True)]
 )
-def test_after_an_odd_last_draw_the_best_is_checked_and_nccls_own_choice_beside_it_unless_that_is_hopeless(
-    last: float, lasts: bool, asked: int, anew: bool
+def test_after_an_odd_last_draw_nccls_own_choice_is_checked_unless_it_is_hopeless_and_then_the_best(
+    last: float, asked: int, anew: bool
 ) -> None:
     loop, wanted = loop_of(some_keys(2), draws=8, draw_samples=1), []  # type: ignore[var-annotated]
 
     def times(row: int, action: int) -> float:
-        odd = loop.decisions[0] == 8 or (lasts and loop.decisions[0] > 8)
-        return {OWN_ACTION: 3.0 + last if odd else 4.0, pair(1): 3.0, pair(2): 3.1}.get(action, 4.5)
+        own = 3.0 + last if loop.decisions[0] >= 8 else 4.0
+        return {OWN_ACTION: own, pair(1): 3.0, pair(2): 3.1}.get(action, 4.5)
 
     drifts: list[Drift] = []
     while not drifts:
         wanted.append(int(loop.wanted[0]))
         drawn = lambda due: np.full(due.draw.sum(), pair(1 + len(wanted) % 2))  # noqa: E731
         drifts = play(loop, 1, times, sigma=0.01, seed=len(wanted), rows=[0], drawn=drawn)
-    assert loop.checks.actions[0, :2].tolist() == [pair(1), pair(2) if last > 1 else OWN_ACTION]
+    assert loop.checks.actions[0, :2].tolist() == ([pair(1), pair(2)] if last > 1 else [OWN_ACTION, pair(1)])
     assert (wanted.count(OWN_ACTION), [drift.anew for drift in drifts]) == (asked, [anew])
 
 
