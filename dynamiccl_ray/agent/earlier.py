@@ -80,17 +80,13 @@ def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
         np.add.at(total, cell, samples * log_ratio)
         np.add.at(square, cell, samples * log_ratio**2)
         np.add.at(times, cell, 1)
-    same = np.zeros((4, len(keys), N_ACTIONS))
-    for to, of_one in zip(same, (samples, samples * log_ratio, samples * log_ratio**2, 1.0), strict=True):
-        np.add.at(to, (row, of.action[kept]), of_one)
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = total / count
         apart = np.where(count > 0, square - count * ratio**2, 0.0)[..., :N_CHANNELS].sum((1, 2))
         freedom = np.maximum(times - 1, 0)[..., :N_CHANNELS].sum((1, 2))
-        noise = noise_of(np.maximum(apart, 0), freedom)[:, None, None]
-        variance = noise**2 * (1 / count + 1 / np.maximum(own_samples, 1)[:, None, None])
-        within = same[2] - same[1] ** 2 / np.maximum(same[0], 1)
-        of_action = np.sqrt(np.maximum(within, 0).sum(-1) / np.maximum(same[3] - 1, 0).sum(-1))
+        # What counts or chunks of one pair differ by is not known of others, either.
+        spread = noise_of(np.maximum(apart, 0), freedom)[:, None, None]
+        variance = spread**2 * (1 / count + 1 / np.maximum(own_samples, 1)[:, None, None])
     ratio[:, OWN_PAIR] = np.nan
     return Record(
         ranks=ranks,
@@ -99,8 +95,19 @@ def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
         key=keys,
         ratio=ratio.astype(np.float32),
         variance=np.where(np.isfinite(ratio), variance, np.nan).astype(np.float32),
-        noise=of_action.astype(np.float32),
+        noise=_noise(row, of.action[kept], samples, log_ratio, len(keys)),
     )
+
+
+def _noise(row: Int64, action: Int64, samples: Float64, log_ratio: Float64, keys: int) -> Float32:
+    """``Record.noise`` by decisions (N,): how far those of one action of a key are apart."""
+    cell, at = np.unique(row * N_ACTIONS + action, return_inverse=True)
+    count, total, square = (np.bincount(at, samples * log_ratio**power, len(cell)) for power in range(3))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart, freedom = np.maximum(square - total**2 / count, 0), np.bincount(at, minlength=len(cell)) - 1
+        of = cell // N_ACTIONS
+        variance = np.bincount(of, apart, keys) / np.bincount(of, freedom, keys)
+    return np.sqrt(variance).astype(np.float32)
 
 
 class Earlier:

@@ -100,24 +100,14 @@ class Checks:
             setattr(self, name, getattr(self, name)[rows])
 
     def begin(
-        self,
-        rows: Int64,
-        wanted: Int64,
-        own: Float64,
-        decisions: Int64,
-        evidence: Evidence,
-        allowed: Bool,
-        hopeless: Bool,
+        self, rows: Int64, wanted: Int64, decisions: Int64, evidence: Evidence, allowed: Bool, hopeless: Bool
     ) -> None:
-        """Keys (R,) of which times have changed, after so many ``decisions`` (R,): is the ``wanted`` (R,) action still
-        the best? ``allowed`` (R, N_ACTIONS) may be measured. NCCL's ``own`` choice last had this log time (R,), or is
-        known to be ``hopeless`` (R,) from elsewhere."""
+        """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
+        (R, N_ACTIONS) may be measured. NCCL's own choice is known to be ``hopeless`` (R,) from elsewhere."""
         self.began[rows] = decisions
         self.actions[rows, :_CONTEND], self.actions[rows, _CONTEND:] = -1, _OPEN
-        for row, action, took, may, no in zip(
-            rows.tolist(), wanted.tolist(), own.tolist(), allowed, hopeless.tolist(), strict=True
-        ):
-            contend = _contenders(row, action, np.inf if no else took, evidence, may)
+        for row, action, may, no in zip(rows.tolist(), wanted.tolist(), allowed, hopeless.tolist(), strict=True):
+            contend = _contenders(row, action, evidence, may, no)
             self.actions[row, : len(contend)] = contend
         self._from_the_start(rows)
 
@@ -253,11 +243,11 @@ class Checks:
             getattr(self, name)[:] = state[name]
 
 
-def _contenders(row: int, wanted: int, own: float, evidence: Evidence, allowed: Bool) -> list[int]:
-    """``wanted``, NCCL's ``own`` choice unless its log time is hopeless, and of what was measured and is ``allowed``
+def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool, hopeless: bool) -> list[int]:
+    """``wanted``, NCCL's own choice unless that is ``hopeless``, and of what was measured and is ``allowed``
     (N_ACTIONS,) the fastest, unless they are far behind."""
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
-    alone = wanted == OWN_ACTION or own - now > HOPELESS
+    alone = wanted == OWN_ACTION or hopeless or float(evidence.baseline[row]) - now > HOPELESS
     contend = [wanted] if alone else [wanted, OWN_ACTION]
     order, mean = _by_time(row, evidence, allowed)
     pair, near = action_parts(order)[0], mean - now <= _REACH

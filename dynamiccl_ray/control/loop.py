@@ -226,10 +226,10 @@ class Loop(Exploration):
         # While a key learns, NCCL's own choice is in force for once: where it is hopeless, what is checked is the best.
         best = contest(means, allowed, _OFTEN).best
         far = own[rows] - self.evidence.mean(rows, best) > check.HOPELESS
-        wanted = np.where((self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION) & far, best, wanted)
+        far &= (self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION)
+        wanted, hopeless = np.where(far, best, wanted), self.hopeless_earlier[rows] | far
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
-        hopeless = self.hopeless_earlier[rows]
-        self.checks.begin(rows, wanted, own[rows], self.decisions[rows], self.evidence, allowed, hopeless)
+        self.checks.begin(rows, wanted, self.decisions[rows], self.evidence, allowed, hopeless)
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 

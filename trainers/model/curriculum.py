@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,7 @@ def run_curriculum(
     own, as RLlib's num_env_runners and num_learners; Ray is started where it is needed and not running. Validations
     are played in so many ``processes``, which changes nothing but the time. Raises ConfigError for a checkpoint of
     another curriculum, and for numbers that do not divide a round evenly; RunError where Ray does not start, or an
-    actor dies.
+    actor or a process dies.
     """
     out.mkdir(parents=True, exist_ok=True)
     (out / "curriculum.json").write_text(curriculum.model_dump_json(indent=1))
@@ -72,6 +73,8 @@ def run_curriculum(
                 run.progress(run.status())
     except RayActorError as e:
         raise RunError(f"a runner or learner died: {e}; --resume {out} goes on from the last validation") from e
+    except BrokenProcessPool as e:
+        raise RunError(f"a process that validates died: {e}; --resume {out} goes on from the last validation") from e
     finally:
         run.stop()
     summary = {**run.status(), "seconds": time.monotonic() - started, "policy": str(out / POLICY)}

@@ -169,6 +169,16 @@ def test_keys_that_are_kept_move_together_and_lend_to_each_other_as_before() -> 
     assert sure[0, 5, 0] > sure[1, 5, 0] > sure[2, 5, 0] == 0
 
 
+def test_the_noise_of_an_earlier_run_is_known_of_the_keys_that_come_and_up_to_a_limit() -> None:
+    evidence = store(1)
+    measured(evidence, 0, OWN_ACTION, 4, 3.0, begin=True)
+    before, noise = evidence.noise[0], np.array([np.nan, 0.2, 0.5, 50.0, np.inf], np.float32)
+    evidence.grow(np.zeros(5), np.full(5, 4), np.full(5, MIB), nothing_expected(5), nothing_expected(5), noise)
+    own, unknown, known, most, beyond, infinite = evidence.noise
+    assert own == before
+    assert unknown == infinite < 0.1 < known < 0.2 < most == beyond < 0.5
+
+
 def test_a_model_that_was_wrong_about_what_was_tried_is_believed_less_of_what_was_not() -> None:
     expected = nothing_expected(2)
     expected[:, 1:9] = -0.3

@@ -44,15 +44,21 @@ def test_one_odd_time_of_nccls_own_choice_costs_a_check_and_what_was_drawn_is_co
 
 
 @pytest.mark.parametrize(
-    ("last", "asked", "anew"), [(1.5, 2, False), (0.5, 2 + check.TURNS, True), (-0.3, 2 + check.TURNS, True)]
+    ("first", "last", "asked", "anew"),
+    [
+        (1.0, 1.5, 2, False),
+        (0.5, 1.5, 2, False),
+        (1.0, 0.5, 2 + check.TURNS, True),
+        (1.0, -0.3, 2 + check.TURNS, True),
+    ],
 )
 def test_after_an_odd_last_draw_nccls_own_choice_is_checked_unless_it_is_hopeless_and_then_the_best(
-    last: float, asked: int, anew: bool
+    first: float, last: float, asked: int, anew: bool
 ) -> None:
     loop, wanted = loop_of(some_keys(2), draws=8, draw_samples=1), []  # type: ignore[var-annotated]
 
     def times(row: int, action: int) -> float:
-        own = 3.0 + last if loop.decisions[0] >= 8 else 4.0
+        own = 3.0 + (last if loop.decisions[0] >= 8 else first)
         return {OWN_ACTION: own, pair(1): 3.0, pair(2): 3.1}.get(action, 4.5)
 
     drifts: list[Drift] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from dynamiccl_ray.actors.episodes import Episodes
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.config.curriculum import Curriculum, load_curriculum
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import ConfigError, RunError
 from dynamiccl_ray.trainers.model.curriculum import CurriculumTrainable, run_curriculum
 from dynamiccl_ray.trainers.model.sampling import LocalSampling
 from dynamiccl_ray.trainers.model.stacking import estimate
@@ -148,6 +149,16 @@ def test_a_run_that_was_stopped_ends_as_if_it_had_not_been(trained: Path, tmp_pa
     assert resumed["round"] == 8
     ours, theirs = _weights(trained), _weights(tmp_path / "resumed")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_process_that_dies_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
+    def kill(_: dict[str, object]) -> None:
+        for process in multiprocessing.active_children():
+            process.kill()
+
+    with pytest.raises(RunError, match=f"a process that validates died: .*; --resume {tmp_path} goes on"):
+        run_curriculum(Curriculum.model_validate(TINY), tmp_path, processes=2, progress=kill)
+    assert (tmp_path / "policy.pt").exists()
 
 
 def test_a_checkpoint_of_another_curriculum_is_refused(trained: Path, tmp_path: Path) -> None:
