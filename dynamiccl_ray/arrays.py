@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 Bool = npt.NDArray[np.bool_]
 Int64 = npt.NDArray[np.int64]
+UInt32 = npt.NDArray[np.uint32]
 UInt64 = npt.NDArray[np.uint64]
 Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]

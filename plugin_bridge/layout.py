@@ -26,7 +26,7 @@ RECORD_DTYPE: Final = np.dtype(
         ("start_ns", "u8"),
         ("version", "u4"),
         ("plan", "u4"),
-        ("reserved", "u4"),
+        ("clock", "u4"),
         ("key", "u2"),
         ("flags", "u1"),
         ("timing", "u1"),
@@ -47,6 +47,8 @@ APPLIED: Final = 2
 AGGREGATE: Final = 4
 SURE: Final = 8
 """Flags of a record; see ``enum dcc_record_flags``."""
+GPU_TIMERS_ABI: Final = 4
+"""The first profiler interface that passes the GPU's timers on, of NCCL 2.27."""
 GPU_TIMING: Final = 1
 """``timing`` of a record from GPU timers; see ``enum dcc_timing``."""
 

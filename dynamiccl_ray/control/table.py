@@ -16,7 +16,7 @@ from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PROTOCOLS, OWN_PAIR, Carrier, pair_index
 
 MAGIC: Final = 0x31425443
-ABI: Final = 5
+ABI: Final = 6
 OWN: Final = 255
 
 _CHUNK_LOG2: Final = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])

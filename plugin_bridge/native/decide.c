@@ -241,7 +241,7 @@ static inline __attribute__((always_inline)) bool decide(struct comm *comm, int 
     made->key = (uint16_t)key;
     made->flags = (uint8_t)(DCC_RECORD_DECIDED | (profiled ? 0 : DECISION_SPARED));
     made->func = (uint8_t)func;
-    made->reserved = 0;
+    made->clock = 0;
     made->plan = load(&comm->group, relaxed); /* until it is joined with its profiler event */
 
     enum dcc_cause cause;

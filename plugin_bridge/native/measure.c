@@ -38,6 +38,8 @@ void measure_emit(struct slot *slot) {
     }
     slot->record.start_ns = start;
     slot->record.exec_ns = stop - start;
+    if (likely(slot->record.timing == DCC_TIMING_GPU))
+        slot->record.clock = (uint32_t)(comm_host_ns() - stop);
     if (likely(timers_are_sure(slot)))
         slot->record.flags |= DCC_RECORD_SURE;
     if (unlikely(!dcc_ring_push(seg, &slot->record)))

@@ -1,6 +1,8 @@
 /* The profiler's events in any order, with any description, and what the reader then finds: every collective
  * that began is one record, or counted as one that has none. */
+#define _GNU_SOURCE
 #include <string.h>
+#include <time.h>
 
 #include "comm.h"
 #include "nccl.h"
@@ -12,9 +14,21 @@
 
 static uint64_t drained[SEGMENTS];
 
+static uint64_t host_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
 static void check(const struct dcc_segment *seg, const struct dcc_record *record, uint64_t position) {
     MUST(atomic_load(&record->ticket) == position + 1);
-    MUST(record->exec_ns > 0 && record->exec_ns <= LONGEST_NS && record->reserved == 0);
+    MUST(record->exec_ns > 0 && record->exec_ns <= LONGEST_NS);
+    /* When it was heard of, modulo 2^32: not long ago. */
+    uint32_t heard = record->clock + (uint32_t)(record->start_ns + record->exec_ns);
+    if (record->timing == DCC_TIMING_GPU)
+        MUST((uint32_t)host_ns() - heard < 1u << 31);
+    else
+        MUST(record->clock == 0);
     MUST(record->func < DCC_FUNCS && record->timing >= DCC_TIMING_GPU && record->timing <= DCC_TIMING_PROXY);
     MUST(record->asked_algo == 255 && record->asked_proto == 255 && record->asked_channels == 0);
     if (record->flags & DCC_RECORD_DECIDED) {

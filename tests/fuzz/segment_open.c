@@ -161,7 +161,7 @@ static void serve(struct dcc_segment *seg, struct input *in) {
 /* What dcc_open() may open, as docs/channel.md has it. */
 static bool is_ours(const struct dcc_segment *seg, size_t bytes, mode_t mode, uid_t owner) {
     return bytes == 1147200 && S_ISREG(mode) && !(mode & 077) && owner == FILE_OWNER &&
-           seg->magic == 0x4c43434d414e5944u && seg->abi == 5 && seg->record_bytes == 64 &&
+           seg->magic == 0x4c43434d414e5944u && seg->abi == 6 && seg->record_bytes == 64 &&
            seg->ring_records == 16384 && seg->table_bytes == 24992 && seg->segment_bytes == 1147200 &&
            atomic_load(&seg->state) != DCC_STARTING && atomic_load(&seg->identity.ranks) <= 1 << 20;
 }

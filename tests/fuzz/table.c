@@ -27,7 +27,7 @@ struct answer {
 };
 
 static bool valid(const struct dcc_table *t, uint64_t version) {
-    return t->magic == 0x31425443 && t->abi == 5 && t->version == version && t->apply < 2 &&
+    return t->magic == 0x31425443 && t->abi == 6 && t->version == version && t->apply < 2 &&
            t->digest == model_digest(t);
 }
 

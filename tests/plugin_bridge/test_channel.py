@@ -45,7 +45,7 @@ RECORD_FIELDS = [
     "start_ns",
     "version",
     "plan",
-    "reserved",
+    "clock",
     "key",
     "flags",
     "timing",
@@ -118,7 +118,7 @@ def test_the_documented_layout_is_the_one_in_use(rig: Rig) -> None:
     with channel.path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as memory:
         assert len(memory) == SEGMENT_BYTES
         header = struct.unpack_from("<QIIIIQI", memory, MAGIC)
-        assert header == (0x4C43434D414E5944, 5, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
+        assert header == (0x4C43434D414E5944, 6, RECORD_BYTES, RECORDS, TABLE_BYTES, SEGMENT_BYTES, 1)
         identity = struct.unpack_from("<QQ8I64s64s", memory, 40)
         seen = channel.identity
         assert identity[:6] == (seen.comm_id, seen.start_time, seen.pid, seen.ordinal, seen.rank, seen.ranks)
@@ -230,7 +230,7 @@ def test_drain_takes_no_other_buffer(segment: tuple[NcclJob, Path]) -> None:
     ("offset", "data", "message"),
     [
         (MAGIC, b"\1", "not a channel: magic"),
-        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 5"),
+        (ABI, b"\x63\0\0\0", "channel ABI 99, this side speaks 6"),
         (STATE, b"\0\0\0\0", "still starting"),
         (12, b"\x80", "layout of another build: record 128"),
         (16, b"\1", "layout of another build"),
