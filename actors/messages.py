@@ -21,6 +21,9 @@ COLLECTIVE_DTYPE: Final = np.dtype(
         ("bytes", "u8"),
         ("least_ns", "u8"),
         ("most_ns", "u8"),
+        ("start", "u4"),
+        ("first_end", "u4"),
+        ("end", "u4"),
         ("version", "u4"),
         ("ranks", "u4"),
         ("key", "u2"),
@@ -29,9 +32,12 @@ COLLECTIVE_DTYPE: Final = np.dtype(
         ("aggregate", "u1"),
     ]
 )
-"""One collective on one communicator, reduced over ``ranks`` of it: the least and the most time that any took, what was
-in force (``version``), what NCCL says it used (``OWN_PAIR`` and 0 where it says nothing), and whether several
-operations shared the decision."""
+"""One collective on one communicator, reduced over ``ranks`` of it: the least and the most time that any took, when the
+last of them started, when the first and the last one ended (by the clock of their node, modulo 2^32 ns), what was in
+force (``version``), what NCCL says it used (``OWN_PAIR`` and 0 where it says nothing), and whether several operations
+shared the decision."""
+NOT_KNOWN: Final = 2**63
+"""As the least time: nobody here knows it."""
 
 Collectives = npt.NDArray[Any]
 """Of ``COLLECTIVE_DTYPE``."""

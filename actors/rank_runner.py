@@ -30,7 +30,7 @@ from dynamiccl_ray.actors.messages import (
     Member,
 )
 from dynamiccl_ray.actors.ranks import Rank
-from dynamiccl_ray.actors.reduction import Matching
+from dynamiccl_ray.actors.reduction import Matching, by_the_node
 from dynamiccl_ray.actors.runner import PolicyRunner
 from dynamiccl_ray.actors.serving import Serving
 from dynamiccl_ray.actors.streams import Streams
@@ -42,7 +42,7 @@ from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.heap import trim
-from dynamiccl_ray.plugin_bridge.layout import Prepared
+from dynamiccl_ray.plugin_bridge.layout import GPU_TIMERS_ABI, Prepared
 
 log = logging.getLogger("dynamiccl.runner")
 
@@ -356,6 +356,11 @@ class RankRunner(PolicyRunner):
         for comm, of_ranks in parts.items():
             matched = self._matching.setdefault(comm, Matching()).take(of_ranks, len(self._serving.of(comm)))
             if len(matched):
+                here = self._serving.of(comm)
+                of = here[0].channel.identity
+                # The time of played jobs is not that of any clock.
+                if self._experiment.fabric.kind == "nccl" and of.profiler_abi >= GPU_TIMERS_ABI:
+                    matched = by_the_node(matched, [rank.rank for rank in here], of.ranks, of.nodes)
                 self._collected.setdefault(comm, []).append(matched)
                 if waiting is not None:
                     waiting.count(comm, matched)

@@ -18,6 +18,7 @@ from dynamiccl_ray.control.agreement import Decision, Standing
 from dynamiccl_ray.control.table import DecisionTable
 from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PROTOCOLS, OWN_PAIR
 from dynamiccl_ray.plugin_bridge.channel import Channel, Status
+from dynamiccl_ray.plugin_bridge.clocks import Clock
 from dynamiccl_ray.plugin_bridge.coverage import Coverage
 from dynamiccl_ray.plugin_bridge.layout import ABORT, AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, UNDECIDED
 from dynamiccl_ray.plugin_bridge.timers import TimerCheck
@@ -39,6 +40,7 @@ class Rank:
     stepped_s: float = 0.0
     """Time of the steps that the job has reported, as far as they were seen one by one or alike."""
     _timers: TimerCheck = field(default_factory=TimerCheck)
+    _clock: Clock = field(default_factory=Clock)
     _looked: tuple[float, int] | None = None
     # Before the last look; calls by then.
     _unused: int = 0
@@ -135,14 +137,7 @@ class Rank:
         records = records[usable]
         if len(records):
             self.max_channels = max(self.max_channels, int(records["channels"].max()))
-        out = np.zeros(len(records), COLLECTIVE_DTYPE)
-        for name in ("dseq", "bytes", "version", "key", "channels"):
-            out[name] = records[name]
-        out["least_ns"] = out["most_ns"] = records["exec_ns"]
-        out["ranks"] = 1
-        out["pair"] = _pairs(records)
-        out["aggregate"] = records["flags"] & AGGREGATE != 0
-        return out
+        return collectives_of(records, self._clock)
 
     def _listen(self) -> None:
         """Keeps what the training script has reported since the last look."""
@@ -220,6 +215,20 @@ def _buffer() -> npt.NDArray[Any]:
     if _shared is None:
         _shared = np.empty(_ROOM, RECORD_DTYPE)
     return _shared
+
+
+def collectives_of(records: npt.NDArray[Any], clock: Clock) -> Collectives:
+    """What records of ``RECORD_DTYPE`` of one rank say."""
+    out = np.zeros(len(records), COLLECTIVE_DTYPE)
+    for name in ("dseq", "bytes", "version", "key", "channels"):
+        out[name] = records[name]
+    out["least_ns"] = out["most_ns"] = records["exec_ns"]
+    out["start"], out["end"] = clock.on_host(records)
+    out["first_end"] = out["end"]
+    out["ranks"] = 1
+    out["pair"] = _pairs(records)
+    out["aggregate"] = records["flags"] & AGGREGATE != 0
+    return out
 
 
 def _asked(records: npt.NDArray[Any]) -> Int64:

@@ -13,10 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, Collectives
+from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, NOT_KNOWN, Collectives
 from dynamiccl_ray.actors.status import DECISION_DTYPE, SAMPLE_DTYPE
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.control.loop import Measured, Phase, Verdicts
+from dynamiccl_ray.knobs import N_PROTOCOLS, OWN_PAIR, Algorithm
 
 MOST_WAITING: Final = 8192
 """Collectives that wait for the rest of their ranks; the oldest are given up first."""
@@ -43,18 +44,48 @@ class Matching:
         reduced["ranks"] = np.add.reduceat(every["ranks"], first)
         reduced["least_ns"] = np.minimum.reduceat(every["least_ns"], first)
         reduced["most_ns"] = np.maximum.reduceat(every["most_ns"], first)
+        for name, reduce in (("start", np.maximum), ("first_end", np.minimum), ("end", np.maximum)):
+            of = np.repeat(reduced[name], np.diff(np.append(first, len(every))))
+            reduced[name] += reduce.reduceat((every[name] - of).astype(np.int32), first).astype(np.uint32)
         for name in ("pair", "channels", "aggregate"):
             reduced[name] = np.maximum.reduceat(every[name], first)
         done = reduced["ranks"] >= ranks
         # Ranks that were told different things would have been measured under different tables.
         of = np.repeat(reduced["version"], np.diff(np.append(first, len(every))))
         same = np.logical_and.reduceat(every["version"] == of, first)
+        unknown = done & (reduced["least_ns"] == NOT_KNOWN)
+        reduced["least_ns"][unknown] = reduced["most_ns"][unknown]
         self.given_up += int(reduced["ranks"][done & ~same].sum())
         waiting = reduced[~done]
         kept = waiting[-MOST_WAITING:]
         self.given_up += int(waiting["ranks"][: len(waiting) - len(kept)].sum())
         self._waiting = kept
         return reduced[done & same]
+
+
+def by_the_node(collectives: Collectives, here: Sequence[int], ranks: int, nodes: int) -> Collectives:
+    """The same, of all the ranks ``here``, a node's part of so many ``ranks`` on so many ``nodes``: the least time is
+    from the last start to the last end. Times are of GPUs' timers.
+
+    A kernel waits for ranks that come late, and only the last one's time is free of that. But that one may end before
+    the others: what it has sent on is on its way still. NCCL adds to it: thread 0 of a channel writes down when it ends
+    (src/device/common.h), and in a tree it only reduces, on all ranks but the root; the threads that receive the result
+    are others (runTreeSplit, src/device/all_reduce.h). So of a tree the last end that is known is the root's, and from
+    there the result has as far to go as it came: half of what lies between the first end and the last, once all have
+    started, because the other half is what waited to be sent. Measured, see docs/gpu.md.
+
+    The root of the tree that every number of channels has is on the node of rank 0 (``ncclGetDtree``,
+    src/graph/trees.cc). The other nodes do not know what a tree takes, nor does anybody who has only a part of one.
+    """
+    out = collectives.copy()
+    tree = (collectives["pair"] != OWN_PAIR) & ((collectives["pair"] - 1) // N_PROTOCOLS == Algorithm.TREE)
+    start = collectives["start"]
+    last, first = ((collectives[name] - start).astype(np.int32).astype(np.int64) for name in ("end", "first_end"))
+    took = np.clip(last, *(collectives[name].astype(np.int64) for name in ("least_ns", "most_ns")))
+    out["least_ns"] = took + np.where(tree, np.clip(last - np.maximum(first, 0), 0, took) // 2, 0)
+    if 0 not in here or len(here) * nodes < ranks:
+        out["least_ns"][tree] = NOT_KNOWN
+    return out
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +109,9 @@ class Part:
 
 
 def _skew(collectives: Collectives) -> Float64:
-    return np.asarray(np.log(np.maximum(collectives["most_ns"], 1) / np.maximum(collectives["least_ns"], 1)))
+    # What a tree is taken for may be more than any rank says that it took.
+    least = np.maximum(collectives["least_ns"], 1)
+    return np.asarray(np.log(np.maximum(collectives["most_ns"], least) / least))
 
 
 def measured(parts: list[Part]) -> Measured:

@@ -73,7 +73,7 @@ class Measured:
     log_us: Float64
     """(N,)"""
     skew: Float64
-    """(N,) log of the slowest rank's time over the fastest's."""
+    """(N,) log of the slowest rank's time over the collective's: what that rank waited for others."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,6 +120,12 @@ class Closed:
 
     def part(self, chosen: Int64) -> Closed:
         return Closed(**{name: column[chosen] for name, column in vars(self).items()})
+
+    def as_if(self, samples: Float64) -> Closed:
+        """The same as of no more than so many ``samples`` (R,), that vary as they do."""
+        fewer = np.minimum(self.samples, samples)
+        square = self.square * (fewer - 1) / np.maximum(self.samples - 1, 1)
+        return Closed(rows=self.rows, actions=self.actions, samples=fewer, mean=self.mean, square=square)
 
     def into(self, evidence: Callable[..., None]) -> None:
         if len(self.rows):
