@@ -87,14 +87,18 @@ class Loop(Exploration):
 
     def _missing(self, samples: Measured) -> Int64:
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
+        takes = np.where(self._over, 0, self._takes())
+        return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
+
+    def _takes(self) -> Int64:
+        """(K,) samples of each decision."""
         learning = self.control.learning
         drawn = (self.decisions <= self.draws()) & (self.resting == 0)
         first = self._first(np.arange(len(self)), self.wanted)
         takes = np.where(drawn | first, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
         takes[self.phase == Phase.CHECK] = 1
-        takes = np.where(self._over, 0, takes)
-        return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
+        return takes
 
     def _first(self, rows: Int64, actions: Int64) -> Bool:
         """(R,) whether nothing was measured of these actions since the last shift: then a draw's samples are enough to
@@ -118,17 +122,21 @@ class Loop(Exploration):
         order = np.argsort(samples.row, kind="stable")
         samples, index = take(samples, order), index[order]
         of, log_us = closed(samples, self.wanted, _OUTLIER * self.evidence.noise)
-        rows, actions, counts = of.rows, of.actions, of.samples.astype(np.int64)
+        rows, actions, ran, counts = of.rows, of.actions, of.samples, of.samples.astype(np.int64)
         first = np.cumsum(counts) - counts
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
         decided, resting = self.decisions[rows], self.resting[rows] > 0
         drawn = (decided <= self.draws()[rows]) & ~resting
         self.closed = verdicts(of, self.evidence, phase=phase, ordinal=decided, drawn=drawn)
-        self._spend(of, ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting)
+        # Of a fast job many times as many run as a decision takes before the next one is in force. While keys learn,
+        # these share what the others do meanwhile, which does not average out: they count as no more than it takes.
+        alone = (phase == Phase.EXPLOIT) & (self._stirred[rows] == 0)
+        of = of.as_if(np.where(alone, ran, np.maximum(self._takes()[rows], BATCH)))
+        self._spend(of, ran, ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting)
         alarm = np.full(len(rows), -1)
         watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
-        alarm[watched] = self._watch(of.part(watched), log_us[np.isin(samples.row, rows[watched])])
+        alarm[watched] = self._watch(of.part(watched), counts[watched], log_us[np.isin(samples.row, rows[watched])])
         quiet = alarm < 0
         self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
         together = self._watch_together(of.part(watched[quiet[watched] & (phase[watched] == Phase.EXPLOIT)]))
@@ -156,13 +164,14 @@ class Loop(Exploration):
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
 
-    def _spend(self, of: Closed, exploring: Bool) -> None:
-        """What decisions took is known, and by how much that is more than the best known action takes."""
+    def _spend(self, of: Closed, ran: Float64, exploring: Bool) -> None:
+        """What decisions, with so many collectives (R,), took is known, and by how much that is more than the best
+        known action takes."""
         group = self.keys.group[of.rows]
-        took_us = of.samples * np.exp(of.mean)
-        best_us = of.samples * np.exp(np.where(np.isfinite(self._best[of.rows]), self._best[of.rows], of.mean))
+        took_us = ran * np.exp(of.mean)
+        best_us = ran * np.exp(np.where(np.isfinite(self._best[of.rows]), self._best[of.rows], of.mean))
         cost_us = np.where(exploring, took_us - best_us, 0.0)
-        self.budget.spend(group, of.samples, took_us, cost_us, np.bincount(self.keys.group)[group])
+        self.budget.spend(group, ran, took_us, cost_us, np.bincount(self.keys.group)[group])
 
     def _last_draw(self, rows: Int64, done: Int64) -> Bool:
         """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again."""
@@ -176,21 +185,26 @@ class Loop(Exploration):
         off = np.abs(of.mean - self.evidence.mean(of.rows, of.actions))
         return np.asarray((known > 0) & (off > np.maximum(_SAME * error, least)))
 
-    def _watch(self, of: Closed, log_us: Float64) -> Int64:
-        """(R,) index among a decision's samples of the one that raised an alarm, -1 without one.
+    def _watch(self, of: Closed, counts: Int64, log_us: Float64) -> Int64:
+        """(R,) index among a decision's samples, so many ``counts`` (R,) each, of the one that raised an alarm, -1
+        without one.
 
         What is watched is how far each decision is off from what was known of its very action: the recursive residuals
         of Brown, Durbin and Evans (Journal of the Royal Statistical Society B, 1975). Without a change they are
         independent and of one deviation, whichever actions come, and whenever.
         """
-        counts = of.samples.astype(np.int64)
+        # What the samples of a decision share, because keys do something else than before, is noise, too.
+        most = np.where(self._stirred[of.rows] > 0, BATCH, counts)
+        place = np.arange(len(log_us)) - np.repeat(np.cumsum(counts) - counts, counts)
+        skipped = np.maximum(counts - most, 0)
+        log_us, counts = log_us[place >= np.repeat(skipped, counts)], counts - skipped
         known = self.evidence.samples[of.rows, of.actions]
         weight = np.sqrt(known / (known + np.minimum(counts, BATCH)))
         residual = log_us - np.repeat(self.evidence.mean(of.rows, of.actions), counts)
         alarm = self.cusum.update(of.rows, counts, residual * np.repeat(weight, counts))
         raised = alarm >= 0
         heard = self.checks.heard(of.rows, self.measured[of.rows], raised) | (raised & self.cusum.sudden(of.rows))
-        return np.where(heard, np.where(raised, alarm, counts - 1), -1)
+        return np.where(heard, skipped + np.where(raised, alarm, counts - 1), -1)
 
     def _watch_together(self, of: Closed) -> Int64:
         """Of decisions that exploit: keys to check because their communicator as a whole is not as it was."""
@@ -326,6 +340,7 @@ class Loop(Exploration):
         self.watch.forget(rows)
         self.checks.forget(rows)
         self.phase[rows] = Phase.BASELINE
+        self._stir(rows[self.wanted[rows] != OWN_ACTION])
         self.wanted[rows] = OWN_ACTION
         self.decisions[rows] = self.resting[rows] = 0
         self.shifts[rows] += 1
@@ -413,6 +428,8 @@ class Loop(Exploration):
     def decide(self, rows: Int64, actions: Int64) -> None:
         """What has been decided (R,) for some of the keys that are due."""
         self._before[rows] = self.wanted[rows]
+        self._stirred[rows] = 0
+        self._stir(rows[actions != self.wanted[rows]])
         self.wanted[rows] = actions
         self.decisions[rows] += 1 - self.resting[rows]
         self._over[rows] = False
@@ -424,6 +441,10 @@ class Loop(Exploration):
         checking = self.phase[rows] == Phase.CHECK
         self.phase[rows] = np.where(checking, Phase.CHECK, after)
         self.checks.turns[rows[~checking]] = 0
+
+    def _stir(self, rows: Int64) -> None:
+        """These keys do something else from now on, which the others of their communicators feel, too."""
+        self._stirred[np.isin(self.keys.group, self.keys.group[rows])] = 1
 
     # -- durability --
 

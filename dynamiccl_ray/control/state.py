@@ -69,6 +69,8 @@ class State:
         """(K,) 1 where what earlier runs measured turned out wrong while the key learned."""
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
+        # (K,) 1 where a key of the communicator does something else since this key's decision began.
+        self._stirred = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
         # (K,) log time of the best that was known when the decision in force was made; NaN for none.
         self._best = np.zeros(0)
@@ -158,5 +160,5 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "settled": OWN_ACTION, "resting": 0, "misled": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "settled": OWN_ACTION, "resting": 0, "misled": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62), "_stirred": 0,
 }  # fmt: skip

@@ -11,6 +11,7 @@ from looped import decided, due_rows, exploiting, loop_of, observed, pair, some_
 from dynamiccl_ray.actions import OWN_ACTION, flat_action
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.loop import Loop, Phase
+from dynamiccl_ray.control.trigger import BATCH
 
 # -- pace --
 
@@ -105,10 +106,17 @@ def test_what_runs_on_after_a_decision_is_over_does_not_count_for_the_next_one()
 
 def test_a_decision_may_bring_more_samples_than_it_takes() -> None:
     loop = loop_of(some_keys(1))
-    observed(loop, [0] * 9, 3.0)
-    assert loop.evidence.samples[0, OWN_ACTION] == 9
+    # What the other keys do meanwhile, all of them have in common: they count as a batch.
+    observed(loop, [0] * 90, 3.0 + 0.01 * np.tile([-1, 1], 45))
+    assert loop.evidence.samples[0, OWN_ACTION] == BATCH
+    assert loop.evidence.baseline[0] == pytest.approx(3.0)
     decided(loop, pair(1))
     assert loop.need[0] == 2
+    # Where nothing changes, they say what they say.
+    loop = exploiting(some_keys(1))
+    known = loop.evidence.samples[0, pair(1)]
+    observed(loop, [0] * 90, 2.9 + 0.01 * np.tile([-1, 1], 45))
+    assert loop.evidence.samples[0, pair(1)] == known + 90
 
 
 # -- noise --

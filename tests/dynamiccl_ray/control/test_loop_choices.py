@@ -245,7 +245,7 @@ def test_a_hint_alone_never_makes_the_guardrail_forbid() -> None:
     rows = np.array([0])
     observed(loop, [0] * 4, 3.0)
     decided(loop, pair(1))
-    observed(loop, [0] * 400, 9 + np.random.default_rng(0).standard_normal(400))
+    observed(loop, [0] * 400, 9 + 2 * np.random.default_rng(0).standard_normal(400))
     assert loop.evidence.noise[0] > 0.5
     assert not loop.allowed(rows)[0, 1, 0, 0]
     loop.shift(rows)

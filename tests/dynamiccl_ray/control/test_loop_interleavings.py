@@ -17,6 +17,7 @@ from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_acti
 from dynamiccl_ray.agent.observation import part
 from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Measured, Phase
+from dynamiccl_ray.control.trigger import BATCH
 
 LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
 GROUPS = 2
@@ -92,22 +93,26 @@ class Key:
             return Phase.EXPLOIT
         return Phase.ADAPT if self.shifts else Phase.LEARN
 
-    def observe(self, right: int, late: int, *, doubtful: bool) -> bool:
-        """Samples of what is wanted, and of something else; whether a decision came to its end."""
+    def observe(self, right: int, late: int, *, doubtful: bool, stirred: bool) -> bool:
+        """Samples of what is wanted, and of something else; whether a decision came to its end. Unless it exploits, and
+        no key of its communicator is ``stirred``, no more of them count than it takes, or make a batch."""
         self.observed += right + late
         self.late += late
         self.pending += right
         if not self.pending or not (self.over or self.pending >= self.takes):
             return False
+        counts = self.pending
+        if stirred or self.phase != Phase.EXPLOIT:
+            counts = min(self.pending, max(self.takes, BATCH))
         if self.checking:
             # What comes once a turn is over is not used.
-            self.turned += 0 if self.over else self.pending
+            self.turned += 0 if self.over else counts
             self.lost += self.pending if self.over else 0
             self.used += 0 if self.over else self.pending
         elif doubtful and self.recorded[self.wanted] >= 24:
             self.lost += self.pending
         else:
-            self.recorded[self.wanted] += self.pending
+            self.recorded[self.wanted] += counts
             self.used += self.pending
         self.pending, self.over = 0, True
         return True
@@ -247,11 +252,12 @@ class Interleavings(RuleBasedStateMachine):
         level = np.array([key.level for key in self.keys])
         log_us = level[row] + 0.001 * action + 0.02 * self.rng.standard_normal(len(row))
         skew = np.zeros(len(row))
+        stirred = self.loop._stirred > 0
         alarms = self.loop.observe(Measured(row=row, action=action, log_us=log_us, skew=skew))
 
         doubtful = self.loop.cusum.score > 0.6
-        for key, (right, n_late), in_doubt in zip(self.keys, counts, doubtful.tolist(), strict=True):
-            key.observe(right, n_late, doubtful=in_doubt)
+        for key, (right, n_late), in_doubt, moved in zip(self.keys, counts, doubtful, stirred, strict=True):
+            key.observe(right, n_late, doubtful=in_doubt, stirred=moved)
         raised = {alarm.row for alarm in alarms if alarm.anew}
         shifted = {i for i, key in enumerate(self.keys) if self.loop.shifts[i] > key.shifts}
         assert raised <= shifted
