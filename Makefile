@@ -20,7 +20,7 @@ HEADERS := $(wildcard $(addprefix plugin_bridge/,native/*.h job_host/*.h plugin_
 C_FILES := $(HEADERS) $(NATIVE)/*.c $(JOB_SRC) $(BENCH_SRC) $(IDLE_SRC) $(GPU_SRC) $(EMULATED_SRC) $(FAKE_SRC) $(wildcard plugin_bridge/fake_cuda/*.h tests/plugin_bridge/native/*.c tests/plugin_bridge/native/stress/*.[ch] tests/real_nccl/native/*.[ch] tests/fuzz/*.[ch])
 STRESS_SRC := $(wildcard tests/plugin_bridge/native/stress/*.c)
 
-.PHONY: demo train test test-all acceptance schema model fuzz sanitize soak real-nccl native lint format docs venv clean
+.PHONY: demo train test test-all acceptance schema model fuzz sanitize soak real-nccl gpu native lint format docs venv clean
 
 demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
@@ -91,6 +91,10 @@ $(LIB)/libnccl-emulated.so: $(EMULATED_SRC) $(GPU_SRC) $(HEADERS) $(EMULATED)/ex
 	mkdir -p $(LIB)
 	$(CC) $(CFLAGS) $(SANITIZE) -fPIC -shared -Wl,--version-script=$(EMULATED)/exports.map -o $@ \
 	    $(EMULATED_SRC) $(GPU_SRC) -ldl -lpthread -lm
+
+# On a GPU, which ranks share if there are fewer than ranks: docs/gpu.md. NCCL 2.30 or later.
+gpu: $(VENV)/ready native
+	NCCL_LIB="$(NCCL_LIB)" $(BIN)/python -m pytest -q -m gpu tests/gpu
 
 # The demo as a newcomer runs it, and its promises checked.
 acceptance: $(VENV)/ready

@@ -16,6 +16,8 @@ import numpy.typing as npt
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.plan import Step
 from dynamiccl_ray.actions import Action
+from dynamiccl_ray.actors.ranks import collectives_of
+from dynamiccl_ray.actors.reduction import Matching, by_the_node
 from dynamiccl_ray.control.table import OWN
 from dynamiccl_ray.knobs import (
     CHANNEL_VALUES,
@@ -27,6 +29,7 @@ from dynamiccl_ray.knobs import (
     pair_index,
     pair_name,
 )
+from dynamiccl_ray.plugin_bridge.clocks import Clock
 from dynamiccl_ray.plugin_bridge.layout import AGGREGATE, APPLIED, DECIDED
 
 Records = npt.NDArray[Any]
@@ -171,16 +174,17 @@ def in_force(records: Records) -> dict[int, Action]:
 
 
 def arrival_corrected_us(by_rank: Sequence[Records], key: int, version: int) -> npt.NDArray[np.float64]:
-    """Per call of a key under a table, the least time over the ranks: what it cost without waiting for late ranks.
+    """Per call of a key under a table, what it cost without waiting for late ranks; see ``by_the_node``: all ranks are
+    on this machine, whatever NCCL takes them for.
 
     Calls that a rank has no record of are left out.
     """
-    times: dict[int, list[int]] = {}
+    parts = []
     for records in by_rank:
-        mine = records[(records["flags"] & DECIDED != 0) & (records["key"] == key) & (records["version"] == version)]
-        for dseq, ns in zip(mine["dseq"].tolist(), mine["exec_ns"].tolist(), strict=True):
-            times.setdefault(dseq, []).append(ns)
-    return np.array([min(of) / 1e3 for _, of in sorted(times.items()) if len(of) == len(by_rank)])
+        mine = (records["flags"] & DECIDED != 0) & (records["key"] == key) & (records["version"] == version)
+        parts.append(collectives_of(records[mine], Clock()))
+    n = len(by_rank)
+    return np.asarray(by_the_node(Matching().take(parts, n), range(n), n, 1)["least_ns"] / 1e3)
 
 
 def keyed(cases: Sequence[Case], actions: Mapping[int, Action]) -> dict[str, Action]:

@@ -46,12 +46,15 @@ def test_three_choices_are_measured_by_the_protocol(context: FakeContext, monkey
         for name in ("default", "tuned", "static"):
             for clock in ("gpu_us", "stream_us"):
                 assert row[name][clock]["samples"] == 200
-                assert row[name][clock]["std"] < 1e-6 * row[name][clock]["mean"], "the fake has no noise"
-        assert row["static"]["gpu_us"]["mean"] <= min(row[n]["gpu_us"]["mean"] for n in ("default", "tuned"))
-        # The least over the ranks, and the slowest rank with five microseconds of launch.
-        assert row["default"]["stream_us"]["mean"] == pytest.approx(
-            row["default"]["gpu_us"]["mean"] * 1.02 + 5, abs=0.01
-        )
+                # The fake has no noise; but its time is not the host's, so that ranks cannot be compared.
+                noise = 0.02 if clock == "gpu_us" else 1e-6
+                assert row[name][clock]["std"] < noise * row[name][clock]["mean"]
+        others = min(row[name]["gpu_us"]["mean"] for name in ("default", "tuned"))
+        assert row["static"]["gpu_us"]["mean"] <= 1.02 * others
+        # At least what the fastest rank takes, at most what the slowest does, which is 2 % more; and the slowest with
+        # five microseconds of launch.
+        slowest_us = row["default"]["stream_us"]["mean"] - 5
+        assert slowest_us / 1.02 - 0.01 <= row["default"]["gpu_us"]["mean"] <= slowest_us + 0.01
         assert row["default"]["action"] == {"pair": "nccl", "channels": 0, "chunk_bytes": 0}
         assert action_from_json(row["tuned"]["action"]) == Action(pair=LL, channels=1)
     small = min(result["keys"], key=lambda row: (row["bytes"], not row["case"].startswith("all_reduce")))
