@@ -94,6 +94,7 @@ $(LIB)/libnccl-emulated.so: $(EMULATED_SRC) $(GPU_SRC) $(HEADERS) $(EMULATED)/ex
 
 # On a GPU, which ranks share if there are fewer than ranks: docs/gpu.md. NCCL 2.30 or later.
 gpu: $(VENV)/ready native
+	test -n "$(NCCL_LIB)" || { echo "gpu: name NCCL's library, of 2.30 or later: make gpu NCCL_LIB=libnccl.so.2"; exit 2; }
 	NCCL_LIB="$(NCCL_LIB)" $(BIN)/python -m pytest -q -m gpu tests/gpu
 
 # The demo as a newcomer runs it, and its promises checked.

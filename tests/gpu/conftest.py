@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def nccl() -> Path:
     named = os.environ.get("NCCL_LIB")
     if not named:
-        pytest.fail("NCCL_LIB: name the libnccl.so.2 to test with, of 2.30 or later where ranks share a GPU")
+        pytest.skip("NCCL_LIB names no libnccl.so.2 to test with")
     return Path(named)
 
 
