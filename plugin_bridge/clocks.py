@@ -39,7 +39,8 @@ class Clock:
             end = (records["start_ns"] + records["exec_ns"])[gpu].astype(np.int64)
             self._end = np.append(self._end, end)[-_MOST:]
             self._difference = np.append(self._difference, records["clock"][gpu])[-_MOST:]
-            recent = self._end > end.max() - WHILE_NS
+            # On either side: a time that was wrong and believed goes with the next records.
+            recent = np.abs(self._end - end.max()) < WHILE_NS
             self._end, self._difference = self._end[recent], self._difference[recent]
             first = self._difference[:1]
             start[gpu] += first + (self._difference - first).astype(np.int32).min(keepdims=True).astype(np.uint32)

@@ -67,16 +67,15 @@ enum dcc_record_flags {
 
 /* What one decision cost: a collective, or the collectives that NCCL decided on together. */
 struct dcc_record {
-    uint64_t dseq;     /* decision sequence, from 1; 0 without DCC_RECORD_DECIDED */
-    uint64_t bytes;    /* as NCCL counts them for the tuner, of all that share the decision */
-    uint64_t exec_ns;  /* execution time, last channel's stop minus first channel's start */
-    uint64_t start_ns; /* first channel's start on the clock that `timing` names */
-    uint32_t version;  /* of the table in force at dseq; 0 for none */
-    uint32_t plan;     /* number of its kernel among those of the communicator's collectives, modulo 2^32 */
-    uint32_t
-        clock;     /* of a GPU's timer: CLOCK_MONOTONIC as its end was heard of, less that end, modulo 2^32 */
-    uint16_t key;  /* index of the decision's key */
-    uint8_t flags; /* enum dcc_record_flags */
+    uint64_t dseq;       /* decision sequence, from 1; 0 without DCC_RECORD_DECIDED */
+    uint64_t bytes;      /* as NCCL counts them for the tuner, of all that share the decision */
+    uint64_t exec_ns;    /* execution time, last channel's stop minus first channel's start */
+    uint64_t start_ns;   /* first channel's start on the clock that `timing` names */
+    uint32_t version;    /* of the table in force at dseq; 0 for none */
+    uint32_t plan;       /* number of its kernel among those of the communicator's collectives, modulo 2^32 */
+    uint32_t clock;      /* of a GPU's timer: the host's clock as its end was heard of, less that, mod 2^32 */
+    uint16_t key;        /* index of the decision's key */
+    uint8_t flags;       /* enum dcc_record_flags */
     uint8_t timing;      /* enum dcc_timing */
     uint8_t func;        /* ncclFunc_t */
     uint8_t algo, proto; /* what NCCL says it used; 255 if it names none that we know */

@@ -48,6 +48,14 @@ def test_what_is_long_ago_does_not_count_for_timers_drift_apart() -> None:
     assert clock.on_host(records(2 * WHILE_NS, 500, ahead=7, late=52_000))[0] == 2 * WHILE_NS + 52_000
 
 
+def test_one_record_of_another_time_does_not_spoil_what_comes_later() -> None:
+    clock = Clock()
+    clock.on_host(records(10**9, 500, ahead=7, late=2_000))
+    # As if it had been heard of long before it ended: another kernel's end, an hour ahead.
+    clock.on_host(records(3600 * 10**9, 500, ahead=7, late=-(10**6)))
+    assert clock.on_host(records(10**9 + 10**6, 500, ahead=7, late=3_000))[0] == 10**9 + 10**6 + 3_000
+
+
 def test_what_the_host_has_timed_is_on_its_clock_already() -> None:
     assert Clock().on_host(records(5000, 500, ahead=0, late=0, timing=HOST_TIMING))[0] == 5000
     assert len(Clock().on_host(records([], [], ahead=0, late=0)[:0])[0]) == 0
