@@ -250,14 +250,12 @@ def online(
     }
 
 
-def compared(ranks: Ranks, job: str, *, congested: bool, rounds: int = 12, calls: int = 20) -> Row:
+def compared(ranks: Ranks, job: str, *, rounds: int = 12, calls: int = 20) -> Row:
     """What is in force against NCCL's own choice, in turns: medians of CUDA's events, the slowest rank's, us."""
     ranks.claim(job)
     learned = ranks.channels[0].table
     if learned is None:
         return {"error": "no table is in force"}
-    over = threading.Event()
-    neighbour = congest(ranks, over) if congested else None
     per_step: dict[str, list[float]] = {"own": [], "learned": []}
     samples: dict[str, dict[str, list[float]]] = {}
     for _ in range(rounds):
@@ -268,9 +266,6 @@ def compared(ranks: Ranks, job: str, *, congested: bool, rounds: int = 12, calls
                 of_call = samples.setdefault(f"{collective.name.lower()} {nbytes}", {"own": [], "learned": []})
                 of_call[name].append(float(np.median(events)))
             per_step[name].append(1e6 * steps(ranks, 60, 0.0) / 60)
-    over.set()
-    if neighbour is not None:
-        neighbour.join()
     entries = {f"{c.name.lower()} {b}": learned.entries[key_of(c, b, False)].tolist() for c, b in STEP}
     ratios = [np.median(of["learned"]) / np.median(of["own"]) for of in samples.values()]
     return {
@@ -378,7 +373,7 @@ def main() -> int:
                     learn_s=options.learn_s, congested_s=options.congested_s,
                 )  # fmt: skip
                 if "error" not in found and rounds is not None:
-                    found["compared"] = compared(ranks, "one-gpu", congested=False)
+                    found["compared"] = compared(ranks, "one-gpu")
                 keep(name, found)
     return 0
 
