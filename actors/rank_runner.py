@@ -354,9 +354,9 @@ class RankRunner(PolicyRunner):
                 parts.setdefault(rank.comm, []).append(part)
             rank.channel.fold()
         for comm, of_ranks in parts.items():
-            matched = self._matching.setdefault(comm, Matching()).take(of_ranks, len(self._serving.of(comm)))
+            here = self._serving.of(comm)
+            matched = self._matching.setdefault(comm, Matching()).take(of_ranks, len(here))
             if len(matched):
-                here = self._serving.of(comm)
                 of = here[0].channel.identity
                 # The time of played jobs is not that of any clock.
                 if self._experiment.fabric.kind == "nccl" and of.profiler_abi >= GPU_TIMERS_ABI:

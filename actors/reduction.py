@@ -82,7 +82,8 @@ def by_the_node(collectives: Collectives, here: Sequence[int], ranks: int, nodes
     start = collectives["start"]
     last, first = ((collectives[name] - start).astype(np.int32).astype(np.int64) for name in ("end", "first_end"))
     took = np.clip(last, *(collectives[name].astype(np.int64) for name in ("least_ns", "most_ns")))
-    out["least_ns"] = took + np.where(tree, np.clip(last - np.maximum(first, 0), 0, took) // 2, 0)
+    # From the last start on: what lies before it is no more than the rank that came late.
+    out["least_ns"] = took + np.where(tree, np.clip(last - first, 0, took) // 2, 0)
     if 0 not in here or len(here) * nodes < ranks:
         out["least_ns"][tree] = NOT_KNOWN
     return out

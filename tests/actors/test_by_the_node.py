@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, NOT_KNOWN, Collectives
-from dynamiccl_ray.actors.reduction import Matching, by_the_node
+from dynamiccl_ray.actors.rank_runner import RankRunner
+from dynamiccl_ray.actors.reduction import Matching, Part, by_the_node, measured
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
 
 RECORDED = Path(__file__).parents[1] / "data" / "one_gpu" / "all_reduce_h100_4ranks.csv"
@@ -88,6 +90,36 @@ def test_only_the_node_of_rank_0_knows_what_a_tree_takes(here: list[int], ranks:
     known = by_the_node(of_rank(0, 140, TREE), [0, 1], 8, 4)
     assert Matching().take([unknown, known], 2)["least_ns"].tolist() == [140]
     assert Matching().take([unknown, unknown], 2)["least_ns"].tolist() == [100]
+
+
+@pytest.mark.parametrize(
+    ("kind", "profiler_abi", "least"),
+    [("nccl", 6, 110), ("nccl", 4, 110), ("nccl", 3, 70), ("emulated", 6, 70), ("measured", 6, 70)],
+)
+def test_a_runner_times_the_node_where_gpus_say_when_and_the_job_is_real(
+    kind: str, profiler_abi: int, least: int
+) -> None:
+    identity = SimpleNamespace(profiler_abi=profiler_abi, ranks=2, nodes=1)
+    channel = SimpleNamespace(identity=identity, fold=lambda: True)
+    ranks = [
+        SimpleNamespace(rank=rank, comm=1, channel=channel, drain=lambda applied_since, part=part: part)
+        for rank, part in enumerate([of_rank(0, 160), of_rank(50, 70)])
+    ]
+    runner = object.__new__(RankRunner)
+    runner._serving = SimpleNamespace(ranks=ranks, of=lambda _: ranks)  # type: ignore[assignment]
+    runner._experiment = SimpleNamespace(fabric=SimpleNamespace(kind=kind))  # type: ignore[assignment]
+    runner._applied_since, runner._matching, runner._collected = 0, {}, {}
+    assert runner._drain()
+    (seen,) = runner._collected[1]
+    assert (seen["least_ns"].tolist(), seen["most_ns"].tolist()) == ([least], [160])
+
+
+def test_a_tree_that_is_taken_for_longer_than_any_rank_says_has_no_skew() -> None:
+    done = Matching().take([of_rank(0, us, TREE) for us in (100, 60, 40)], 3)
+    part = by_the_node(done, range(3), 3, 1)
+    seen = measured([Part(comm=1, collectives=part, rows=np.zeros(1, np.int64), actions=np.zeros(1, np.int64))])
+    assert (np.exp(seen.log_us) * 1e3).tolist() == pytest.approx([130])
+    assert seen.skew.tolist() == [0.0]
 
 
 def recorded(mode: str) -> dict[int, dict[tuple[str, str, int], tuple[float, float, float]]]:

@@ -69,3 +69,25 @@ def test_a_key_that_begins_anew_is_felt_by_the_others() -> None:
     loop.shift(np.array([1]))
     observed(loop, [0] * 90, 2.9 + 0.01 * np.tile([-1, 1], 45))
     assert loop.evidence.samples[0, pair(1)] == known + BATCH
+
+
+def test_an_alarm_says_which_of_all_that_ran_raised_it() -> None:
+    loop = exploiting(some_keys(8))
+    observed(loop, [2] * 4, 2.9)
+    decided(loop)
+    loop.cusum.reset(np.array([2]))
+    observed(loop, [2] * 24, 2.9 + 0.01 * np.random.default_rng(1).standard_normal(24))
+    decided(loop)
+    loop.shift(np.array([7]))
+    (alarm,) = observed(loop, [2] * 40, 2.9 + np.repeat([0.0, 0.5], [10, 30]))
+    assert (alarm.row, alarm.sample) == (2, 39)
+
+
+def test_all_that_ran_is_paid_for() -> None:
+    """However few of them say something."""
+    loop = loop_of(some_keys(1), explore={"max_regret": 0.5})
+    observed(loop, [0] * 4, 3.0)
+    decided(loop, pair(1))
+    observed(loop, [0] * 100, 3.5)
+    assert loop.evidence.samples[0, pair(1)] == BATCH
+    assert loop.budget.cost_us == pytest.approx(100 * (np.exp(3.5) - np.exp(3.0)))
