@@ -1,37 +1,38 @@
 """What it is worth to say which cluster a job runs on, and what it costs to say another: choosers in one control loop,
-policies and what does without one, on the held-out clusters or on random ones.
+policies and what does without one, on the held-out clusters or on random ones; or under noise without a change.
 
-    python benchmarks/described.py OUT.json [--scenarios 6] [--runs 1] [--random 20] [--seed 1] [--policies ...]
+    python benchmarks/described.py OUT.json [--scenarios 6] [--random 20 | --noise] [--seeds 0 1] [--policies ...]
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from dynamiccl_ray.agent import policy
+from dynamiccl_ray.arrays import Float64
 from dynamiccl_ray.baselines.choosers import LastTable
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import beside
-from dynamiccl_ray.config.curriculum import load_curriculum
+from dynamiccl_ray.config.curriculum import Curriculum, load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.control.columns import nothing_expected
-from dynamiccl_ray.evaluation.measures import Procedure, collectives_to_best, judged, regret_interval, relative_regret
+from dynamiccl_ray.evaluation.measures import Procedure, collectives_to_best, job_regrets, judged, mean_interval
 from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.fabric.recognise import presets
 from dynamiccl_ray.simulation.sampling import recognised_of, told_of
 from dynamiccl_ray.simulation.scenario import Scenario
-from dynamiccl_ray.simulation.splits import HELD_OUT, evaluation_splits, random_cluster_scenarios, random_places
+from dynamiccl_ray.simulation.splits import HELD_OUT, NOISY, evaluation_splits, random_cluster_scenarios, random_places
 
 CURRICULUM = Path(__file__).parents[1] / "experiments" / "curricula" / "default.yaml"
 WRONG: Mapping[str, str] = {
@@ -44,15 +45,13 @@ WRONG: Mapping[str, str] = {
 """By cluster another, as unlike as there is."""
 
 
-def jobs(random: bool, count: int, horizon: int, seed: int | None = None) -> dict[str, list[Scenario]]:
-    """By what they say of their cluster; of another ``seed`` than the curriculum's, jobs that nobody has looked at.
+def jobs(random: bool, count: int, horizon: int, seed: int = 0) -> dict[str, list[Scenario]]:
+    """By what they say of their cluster; of another ``seed`` than the curriculum's, 0, jobs that nobody has looked at.
 
     Of one that says nothing, or another, NCCL's costs tell which of the presets it is like: its own is left out, for
     that it is like exactly. In the end nothing is made of these costs either.
     """
-    curriculum = load_curriculum(CURRICULUM)
-    if seed is not None:
-        curriculum = curriculum.model_copy(update={"seed": seed})
+    curriculum = _curriculum(seed)
     if not random:
         splits = evaluation_splits(curriculum, count, horizon, ())
         right = [scenario for name, of in splits.items() if name.startswith(HELD_OUT) for scenario in of]
@@ -76,12 +75,21 @@ def jobs(random: bool, count: int, horizon: int, seed: int | None = None) -> dic
     }
 
 
-def _by_cluster(jobs: Sequence[Scenario], traces: Sequence[Any]) -> dict[str, float]:
-    """Regret of the jobs of each."""
-    names = dict.fromkeys(job.cluster for job in jobs)
-    return {
-        name: relative_regret([t for job, t in zip(jobs, traces, strict=True) if job.cluster == name]) for name in names
-    }
+def noisy_jobs(count: int, horizon: int, seed: int = 0) -> dict[str, list[Scenario]]:
+    """By noise the first of ``jobs`` of each held-out cluster, in a network that never changes."""
+    splits = evaluation_splits(_curriculum(seed), count, horizon, ())
+    return {name: of for name, of in splits.items() if name.startswith(NOISY)}
+
+
+def _curriculum(seed: int) -> Curriculum:
+    curriculum = load_curriculum(CURRICULUM)
+    return curriculum.model_copy(update={"seed": seed}) if seed else curriculum
+
+
+def _by_cluster(jobs: Sequence[Scenario], regret: Float64) -> dict[str, float]:
+    """Mean over the jobs of each."""
+    names = np.array([job.cluster for job in jobs])
+    return {str(name): float(regret[names == name].mean()) for name in dict.fromkeys(names)}
 
 
 def main() -> None:
@@ -93,10 +101,17 @@ def main() -> None:
     parser.add_argument("--choosers", nargs="*", default=["thompson", "uniform"], help="baselines beside them")
     parser.add_argument("--told", nargs="+", help="only these rows")
     parser.add_argument("--runs", type=int, default=1)
-    parser.add_argument("--seed", type=int, help="of the jobs, and of the clusters where they are random")
+    parser.add_argument("--noise", action="store_true", help="the network never changes, under each kind of noise")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the jobs, and of random clusters")
     given = parser.parse_args()
     procedure, control = Procedure(runs=given.runs), load_curriculum(CURRICULUM).control
-    told = jobs(given.random is not None, given.random or given.scenarios, horizon_of(procedure), given.seed)
+    horizon, random = horizon_of(procedure), given.random is not None
+    sets = [
+        noisy_jobs(given.scenarios, horizon, seed)
+        if given.noise
+        else jobs(random, given.random or given.scenarios, horizon, seed)
+        for seed in given.seeds
+    ]
     nets = {"policy" if path == DEFAULT_POLICY else path.parent.name: policy.load(path) for path in given.policies}
     rivals: dict[str, Factory] = {**beside(control), "last table": partial(LastTable, control=control)}
     choosers: dict[str, Factory] = {
@@ -105,28 +120,36 @@ def main() -> None:
     }
     rows = []
     with players(len(os.sched_getaffinity(0))) as play_all:
-        rows_of = [(what, of) for what, of in told.items() if not given.told or what in given.told]
-        for (what, of), (name, factory) in itertools.product(rows_of, choosers.items()):
-            traces = play_all(of, factory, procedure)
-            regret = relative_regret(traces)
-            end = judged(what, traces, {name: regret}, procedure)
-            row = {
-                "described": what,
-                "chooser": name,
-                "seed": given.seed,
-                "regret": regret,
-                "interval": regret_interval(traces),
-                "of_jobs": [relative_regret([job]) for job in traces],
-                "to_best": collectives_to_best(traces),
-                "over_best": end["geomean_vs_oracle"],
-                "worst_key_vs_default": end["worst_key_vs_default"],
-                "by_cluster": _by_cluster(of, traces),
-                "jobs": len(of),
-                "runs": given.runs,
-            }
-            rows.append(row)
-            print(json.dumps(row), flush=True)
-    given.out.write_text(json.dumps(rows, indent=1) + "\n")
+        for what in (what for what in sets[0] if not given.told or what in given.told):
+            of = [job for by_told in sets for job in by_told[what]]
+            first = None
+            for name, factory in choosers.items():
+                traces = play_all(of, factory, procedure)
+                regret = job_regrets(traces)
+                first = regret if first is None else first
+                behind = first - regret
+                end = judged(what, traces, {name: float(regret.mean())}, procedure)
+                row = {
+                    "described": what,
+                    "chooser": name,
+                    "seeds": given.seeds,
+                    "regret": float(regret.mean()),
+                    "interval": mean_interval(regret),
+                    "median": float(np.median(regret)),
+                    # The first chooser's regret less this one's, of the same jobs.
+                    "first_is_behind": [float(behind.mean()), *mean_interval(behind)],
+                    "of_sets": [float(each.mean()) for each in np.split(regret, len(sets))],
+                    "of_jobs": regret.tolist(),
+                    "to_best": collectives_to_best(traces),
+                    "over_best": end["geomean_vs_oracle"],
+                    "worst_key_vs_default": end["worst_key_vs_default"],
+                    "by_cluster": _by_cluster(of, regret),
+                    "jobs": len(of),
+                    "runs": given.runs,
+                }
+                rows.append(row)
+                print(json.dumps(row), flush=True)
+                given.out.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -94,18 +94,24 @@ def gap_closed(runs: Sequence[Sequence[Trace]], procedure: Procedure) -> float |
     return float(closed / gap) if gap > 0 else None
 
 
+def job_regrets(runs: Sequence[Sequence[Trace]]) -> Float64:
+    """(S,) weighted time above the oracle over whole runs of each scenario, sweeps included, as a share of the
+    oracle's: mean over its traces."""
+    return np.array([np.mean([t.cumulative_regret_us[-1] / _weighted_oracle(t).sum() for t in of]) for of in runs])
+
+
 def relative_regret(runs: Sequence[Sequence[Trace]]) -> float:
-    """Weighted time above the oracle over whole runs, sweeps included, as a share of the oracle's: mean over traces."""
-    return float(np.mean([trace.cumulative_regret_us[-1] / _weighted_oracle(trace).sum() for t in runs for trace in t]))
+    """Mean of ``job_regrets``."""
+    return float(job_regrets(runs).mean())
 
 
-def regret_interval(runs: Sequence[Sequence[Trace]]) -> list[float]:
-    """95% interval of ``relative_regret``, bootstrapped over scenarios (Davison, Hinkley 1997): what other scenarios of
-    the same kind might have given.
+def mean_interval(of_jobs: Float64) -> list[float]:
+    """95% interval of the mean of what was found for each scenario (S,), bootstrapped over scenarios (Davison, Hinkley
+    1997): what other scenarios of the same kind might have given. Of differences between two methods on the same
+    scenarios it says whether one is better.
     """
-    of = np.array([relative_regret([traces]) for traces in runs])
-    drawn = np.random.default_rng(0).integers(len(of), size=(_RESAMPLES, len(of)))
-    return [float(x) for x in np.percentile(of[drawn].mean(1), [2.5, 97.5])]
+    drawn = np.random.default_rng(0).integers(len(of_jobs), size=(_RESAMPLES, len(of_jobs)))
+    return [float(x) for x in np.percentile(of_jobs[drawn].mean(1), [2.5, 97.5])]
 
 
 def steps_to_adapt(trace: Trace) -> list[int | None]:

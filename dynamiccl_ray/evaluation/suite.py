@@ -23,10 +23,11 @@ from dynamiccl_ray.config.curriculum import Curriculum
 from dynamiccl_ray.evaluation.measures import (
     Procedure,
     collectives_to_best,
+    job_regrets,
     judged,
     key_rows,
+    mean_interval,
     play,
-    regret_interval,
     relative_regret,
 )
 from dynamiccl_ray.evaluation.players import players
@@ -63,9 +64,10 @@ class Assessment:
 
     summary: dict[str, Any]
     """``splits`` as ``evaluation.judged`` has them, measured ones with ``vendor_vs_oracle``, and last one for all
-    held-out clusters together; each has ``policies``, what is said of every policy. All but that last one have
-    ``regret_interval`` and ``collectives_to_best`` by method. ``least_regret``, by held-out
-    cluster the method other than the oracle that had it; ``tiers`` and ``scale``, the rows of the sweeps; ``seeds``;
+    held-out clusters together; each has ``policies``, what is said of every policy, and by method ``regret_of_jobs``,
+    ``regret_interval`` and ``regret_behind``, the policy's regret less the method's, of the same jobs, with its
+    interval. All but that last one have ``collectives_to_best`` by method. ``least_regret``, by held-out cluster the
+    method other than the oracle that had it; ``tiers`` and ``scale``, the rows of the sweeps; ``seeds``;
     ``procedure``."""
     examples: Mapping[str, Mapping[str, Sequence[Trace]]]
     """Of each split the traces of all methods on the scenario with the most shifts."""
@@ -100,8 +102,9 @@ def assess(
             for method, factory in methods.items():
                 progress(f"{name}: {method}")
                 runs[method] = play_all(of, factory, procedure)
-            row = judged(name, runs[SUBJECT], {m: relative_regret(each) for m, each in runs.items()}, procedure)
-            row["regret_interval"] = {m: regret_interval(each) for m, each in runs.items()}
+            of_jobs = {m: job_regrets(each) for m, each in runs.items()}
+            row = judged(name, runs[SUBJECT], {m: float(each.mean()) for m, each in of_jobs.items()}, procedure)
+            row |= _intervals(of_jobs)
             row["collectives_to_best"] = {m: collectives_to_best(each) for m, each in runs.items()}
             row["policies"] = [_brief(row)]
             for i, net in enumerate(nets[1:], 2):
@@ -117,8 +120,9 @@ def assess(
             examples[name] = {method: traces[most] for method, traces in runs.items()}
             played(name, runs)
     # As many scenarios of each, so that the mean over clusters is that over scenarios.
-    regret = {m: float(np.mean([row["regret"][m] for row, _ in held])) for m in methods}
-    together = judged(HELD_OUT, [traces for _, of in held for traces in of], regret, procedure)
+    of_all = {m: np.concatenate([row["regret_of_jobs"][m] for row, _ in held]) for m in methods}
+    regret = {m: float(each.mean()) for m, each in of_all.items()}
+    together = judged(HELD_OUT, [traces for _, of in held for traces in of], regret, procedure) | _intervals(of_all)
     rows.append({**together, "policies": _mean_policies([row["policies"] for row, _ in held])})
     progress("cross-tier sweep")
     tier_rows, tiers = _tiers(methods, procedure)
@@ -136,6 +140,16 @@ def assess(
     whole = find_cluster(SCALE_CLUSTER).gpus_per_node
     scale = [of[0] for gpus, of in traces.items() if gpus >= whole]
     return Assessment(summary=summary, examples=examples, tier_rows=tier_rows, scale=scale)
+
+
+def _intervals(of_jobs: Mapping[str, NDArray[np.float64]]) -> dict[str, Any]:
+    """By method what each job lost (S,), the interval of its mean, and by how much the policy is behind."""
+    behind = {m: of_jobs[SUBJECT] - each for m, each in of_jobs.items() if m != SUBJECT}
+    return {
+        "regret_of_jobs": {m: each.tolist() for m, each in of_jobs.items()},
+        "regret_interval": {m: mean_interval(each) for m, each in of_jobs.items()},
+        "regret_behind": {m: [float(each.mean()), *mean_interval(each)] for m, each in behind.items()},
+    }
 
 
 def _brief(row: Mapping[str, Any]) -> dict[str, Any]:

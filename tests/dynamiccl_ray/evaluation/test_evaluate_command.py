@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -88,8 +89,13 @@ def test_a_tiny_evaluation(
         assert keys <= set(split)
         assert {SUBJECT, "nccl", "oracle", "bandit"} <= set(split["regret"])
         assert split["regret"]["oracle"] == 0
-        for method, (low, high) in split.get("regret_interval", {}).items():
+        for method, (low, high) in split["regret_interval"].items():
             assert low <= split["regret"][method] <= high
+            assert split["regret"][method] == pytest.approx(np.mean(split["regret_of_jobs"][method]))
+        for method, (mean, low, high) in split["regret_behind"].items():
+            assert low <= mean <= high
+            assert mean == pytest.approx(split["regret"][SUBJECT] - split["regret"][method])
+        assert set(split["regret_behind"]) == set(split["regret"]) - {SUBJECT}
         assert split is document["splits"][-1] or split["collectives_to_best"]["oracle"]["reached"] == 1
         assert split["geomean_vs_oracle"] >= 1
         first, second = split["policies"]

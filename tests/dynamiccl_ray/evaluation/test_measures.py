@@ -18,9 +18,10 @@ from dynamiccl_ray.evaluation.measures import (
     collectives_to_best,
     evaluate,
     gap_closed,
+    job_regrets,
     key_rows,
+    mean_interval,
     play,
-    regret_interval,
     relative_regret,
     steps_to_adapt,
 )
@@ -79,10 +80,10 @@ def test_the_interval_of_the_regret_is_over_scenarios_and_each_has_noise_of_its_
     one = tiny(TIMES, starts=[0], sigma=0.1)
     other = tiny([[[10, 9.9, 20], [30, 40, 29.9]]], starts=[0], sigma=0.1)
     runs = [play(scenario, Half, SHORT) for scenario in (one, other, one, other)]
-    low, high = regret_interval(runs)
+    low, high = mean_interval(job_regrets(runs))
     least, most = (relative_regret([of]) for of in (runs[1], runs[0]))
     assert least <= low < relative_regret(runs) < high <= most
-    assert regret_interval(runs[:1]) == [relative_regret(runs[:1])] * 2
+    assert mean_interval(job_regrets(runs[:1])) == [relative_regret(runs[:1])] * 2
     drawn = [of[0].noise.normal.ravel() for of in runs]
     assert np.array_equal(drawn[0], drawn[2])
     assert abs(np.corrcoef(drawn[0], drawn[1])[0, 1]) < 0.3
