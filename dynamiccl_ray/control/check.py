@@ -41,6 +41,8 @@ _NEARLY: Final = 0.1
 _SURE: Final = 3.0
 _LEAST: Final = 0.03
 _FAR: Final = 0.2
+# What is in force has moved by so much, as a log, within a check: the network changes.
+_MOVED: Final = 0.25
 # Standard deviation of the median of six normal numbers over that of their mean.
 _MEDIAN: Final = 1.14
 # A key whose choice stood is not checked again for so many of its collectives, twice as many each time.
@@ -58,6 +60,7 @@ _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "calm_until": ((), np.int64, 0),
     "asked": ((), np.int64, 0),
     "began": ((), np.int64, 0),
+    "anew": ((), np.int64, 0),
 }
 
 
@@ -84,6 +87,8 @@ class Checks:
     """(K,) 1 where there was an alarm in that time."""
     began: Int64
     """(K,) decisions of the key when its check began."""
+    anew: Int64
+    """(K,) 1 where the check has begun anew."""
 
     def __init__(self) -> None:
         for name, (shape, kind, _) in _SHAPES.items():
@@ -104,7 +109,7 @@ class Checks:
     ) -> None:
         """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
         (R, N_ACTIONS) may be measured. NCCL's own choice is known to be ``hopeless`` (R,) from elsewhere."""
-        self.began[rows] = decisions
+        self.began[rows], self.anew[rows] = decisions, 0
         self.actions[rows, :_CONTEND], self.actions[rows, _CONTEND:] = -1, _OPEN
         for row, action, may, no in zip(rows.tolist(), wanted.tolist(), allowed, hopeless.tolist(), strict=True):
             contend = _contenders(row, action, evidence, may, no)
@@ -114,6 +119,18 @@ class Checks:
     def _from_the_start(self, rows: Int64) -> None:
         self.turns[rows] = self.samples[rows] = self.square[rows] = 0
         self.takes_turns[rows] = np.where(self.actions[rows] >= 0, TURNS, 0)
+
+    def moved(self, rows: Int64, deviation: Float64) -> Bool:
+        """(R,) whether what is in force took another time in its first turns, or its last, than in most, by far: then
+        the network has changed in the check, which begins anew here, once. ``deviation`` as in ``differs``."""
+        off = self.off[rows, 0]
+        ends = np.stack([off[:, :2].mean(-1), off[:, -2:].mean(-1)], -1)
+        away = np.abs(ends - np.median(off, -1, keepdims=True)).max(-1)
+        error = np.sqrt(BATCH * (1 / 2 + _MEDIAN**2 / TURNS)) * deviation
+        of = rows[(away > np.maximum(_SURE * error, _MOVED)) & (self.anew[rows] == 0)]
+        self.anew[of] = 1
+        self._from_the_start(of)
+        return np.isin(rows, of)
 
     def look(self, rows: Int64, before: Int64, evidence: Evidence, allowed: Bool) -> None:
         """What contends in these keys (R,) stands as before: chooses what is looked at, if that was not done.
@@ -154,7 +171,9 @@ class Checks:
         off = (self.off[rows, place] * of).sum(-1) / turns
         before = evidence.mean(rows, self.actions[rows, place]) - evidence.mean(rows, self.actions[rows, 0])
         behind = off > _SURE * np.sqrt(2 * BATCH / turns) * deviation
-        out = behind & (np.abs(off - before) <= _FAR)
+        # Where the network changes in a check, the turns are of two.
+        alike = np.abs(self.off[rows, place, turns - 1] - off) <= _FAR
+        out = behind & alike & (np.abs(off - before) <= _FAR)
         rows, place = rows[out], place[out]
         self.takes_turns[rows, place] = turns[out]
         self.off[rows, place] = np.where(of[out], self.off[rows, place], off[out, None])
@@ -250,10 +269,12 @@ def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool, hopele
     alone = wanted == OWN_ACTION or hopeless or float(evidence.baseline[row]) - now > HOPELESS
     contend = [wanted] if alone else [wanted, OWN_ACTION]
     order, mean = _by_time(row, evidence, allowed)
-    pair, near = action_parts(order)[0], mean - now <= _REACH
-    mine = int(action_parts(np.array([wanted]))[0][0])
+    (pair, channels, _), near = action_parts(order), mean - now <= _REACH
+    mine, its = (int(part[0]) for part in action_parts(np.array([wanted]))[:2])
     others = [i for i in _first(pair) if pair[i] != mine and near[i]][:2]
-    alike = np.flatnonzero((pair == mine) & near & (order != wanted))[:1].tolist()
+    same = (pair == mine) & near & (order != wanted)
+    # Another chunk often changes nothing.
+    alike = np.concatenate([np.flatnonzero(same & (channels != its)), np.flatnonzero(same)])[:1].tolist()
     return [*contend, *order[others + alike].tolist()]
 
 
@@ -262,11 +283,11 @@ def _further(row: int, contend: Int64, before: int, evidence: Evidence, allowed:
     measured and had a log time of at most ``most``. And ``before``, what was exploited before the last shift, whatever
     it took since: a fault may have ended."""
     looks = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
+    if before != OWN_ACTION and allowed[before] and before not in contend:
+        looks.append(before)
     order, mean = _by_time(row, evidence, allowed)
     further = order[mean <= most]
-    if before != OWN_ACTION and allowed[before]:
-        further = np.append(before, further)
-    taken = set(action_parts(contend[contend >= 0])[0].tolist())
+    taken = set(action_parts(np.append(contend[contend >= 0], looks[-1:]))[0].tolist())
     for action, pair in zip(further.tolist(), action_parts(further)[0].tolist(), strict=True):
         if pair not in taken:
             taken.add(pair)

@@ -27,31 +27,53 @@ _CHANNELS: Final = (0.12, 1.5)
 _CHUNKS: Final = (0.14, 4.0)
 _REST: Final = 0.04
 _VARIANCE: Final = _PAIRS**2 + _CHANNELS[0] ** 2 + _CHUNKS[0] ** 2 + _REST**2
+# Of what a model says of the differences between actions, the share that holds: mean and standard deviation.
+_SLOPE: Final = (0.5, 0.5)
 # Collectives for which a choice is used.
 _USED: Final = 500.0
 
 
-def compare(actions: Int64, samples: Float64, mean: Float64, noise: Float64, takes: float) -> tuple[Int64, Int64]:
+def compare(
+    actions: Int64, samples: Float64, mean: Float64, noise: Float64, modelled: Float64, takes: float
+) -> tuple[Int64, Int64]:
     """Of R keys: the place (R,) of the action that is the best, and of the one to measure next, which is the best where
     no other is worth it.
 
     ``actions`` (R, M) are flat and different, ``samples`` (R, M) how often each was measured, 0 for what fills a row
-    up, and ``mean`` (R, M) their mean log times; ``noise`` (R,) is the standard deviation of one. The next decision
-    takes so many samples.
+    up, and ``mean`` (R, M) their mean log times; ``noise`` (R,) is the standard deviation of one. ``modelled``
+    (R, N_ACTIONS) are the log times that a model of the cluster expects, 0 where there is none. The next decision takes
+    so many samples.
     """
-    believed = _Believed(actions, samples, mean, noise)
+    believed = _Believed(actions, samples, mean, noise, modelled)
     worth = believed.worth(actions, believed.known, takes)
     rows = np.arange(len(actions))
     worth[rows, believed.best] = 0.0
     return believed.best, np.asarray(worth.argmax(-1))
 
 
+def expected(
+    actions: Int64, samples: Float64, mean: Float64, noise: Float64, modelled: Float64, others: Int64
+) -> Float64:
+    """(R, N) log times over that of the best that are expected of ``others`` (R, N), flat actions; else as in
+    ``compare``."""
+    believed = _Believed(actions, samples, mean, noise, modelled)
+    best = np.take_along_axis(actions, believed.best[:, None], -1)
+    return np.asarray(believed.time(others)[0] - believed.time(best)[0])
+
+
 def unmeasured(
-    actions: Int64, samples: Float64, mean: Float64, noise: Float64, others: Int64, may: Bool, takes: float
+    actions: Int64,
+    samples: Float64,
+    mean: Float64,
+    noise: Float64,
+    modelled: Float64,
+    others: Int64,
+    may: Bool,
+    takes: float,
 ) -> Int64:
     """(R,) the place among ``others`` (R, N), flat actions that were not measured, of the one that is worth most; -1
     where none is worth it. Only what ``may`` (R, N) be measured counts; all else is as in ``compare``."""
-    worth = _Believed(actions, samples, mean, noise).worth(others, may, takes)
+    worth = _Believed(actions, samples, mean, noise, modelled).worth(others, may, takes)
     most = worth.argmax(-1)
     return np.where(worth[np.arange(len(most)), most] > 0, most, -1)
 
@@ -59,32 +81,45 @@ def unmeasured(
 class _Believed:
     """What R keys' log times are taken for by what was measured of M actions of each."""
 
-    def __init__(self, actions: Int64, samples: Float64, mean: Float64, noise: Float64) -> None:
-        self._actions, self._noise, self.known = actions, noise, samples > 0
+    def __init__(self, actions: Int64, samples: Float64, mean: Float64, noise: Float64, modelled: Float64) -> None:
+        self._actions, self._noise, self._modelled, self.known = actions, noise, modelled, samples > 0
         of_one = np.where(self.known, noise[:, None] ** 2 / np.maximum(samples, 1), 1.0)
         both = self.known[:, :, None] & self.known[:, None]
-        self._inverse = np.linalg.inv(_prior(actions, actions) * both + of_one[:, None] * np.eye(actions.shape[1]))
+        prior = self._prior(actions, actions) * both
+        self._inverse = np.linalg.inv(prior + of_one[:, None] * np.eye(actions.shape[1]))
         weight = np.einsum("rmn,rn->rm", self._inverse, 1.0 * self.known)
+        mean = mean - self._model(actions)
         # Of the level that all of them have in common nothing is known: generalised least squares.
         self._level = (weight * mean * self.known).sum(-1) / np.maximum((weight * self.known).sum(-1), 1e-12)
         self._off = np.einsum("rmn,rn->rm", self._inverse, self.known * (mean - self._level[:, None]))
-        self.best = np.asarray(np.where(self.known, self._time(actions)[0], np.inf).argmin(-1))
+        self.best = np.asarray(np.where(self.known, self.time(actions)[0], np.inf).argmin(-1))
 
-    def _time(self, others: Int64) -> tuple[Float64, Float64]:
+    def _model(self, actions: Int64) -> Float64:
+        """(R, N) of what a model expects, the part that is believed before anything is measured."""
+        return _SLOPE[0] * np.take_along_axis(self._modelled, actions, -1)
+
+    def _prior(self, actions: Int64, others: Int64) -> Float64:
+        """(R, N, M) covariances, with what is not known of the model."""
+        of, to = (np.take_along_axis(self._modelled, x, -1) for x in (actions, others))
+        return _prior(actions, others) + _SLOPE[1] ** 2 * of[:, :, None] * to[:, None]
+
+    def time(self, others: Int64) -> tuple[Float64, Float64]:
         """Mean log times (R, N) of other actions, and what these have in common with what was measured (R, N, M)."""
-        common = _prior(others, self._actions) * self.known[:, None]
-        return self._level[:, None] + np.einsum("rnm,rm->rn", common, self._off), common
+        common = self._prior(others, self._actions) * self.known[:, None]
+        off = np.einsum("rnm,rm->rn", common, self._off)
+        return self._level[:, None] + self._model(others) + off, common
 
     def worth(self, others: Int64, may: Bool, takes: float) -> Float64:
         """(R, N) what it is worth to measure actions once more, as a sum of log times: minus infinity for what ``may``
         not be."""
         rows = np.arange(len(others))
-        time, common = self._time(others)
+        time, common = self.time(others)
         of_best = self._actions[rows, self.best][:, None]
-        time_of_best, common_of_best = self._time(of_best)
+        time_of_best, common_of_best = self.time(of_best)
         weights = common @ self._inverse
-        own = _VARIANCE - np.einsum("rnm,rnm->rn", weights, common)
-        with_best = _prior(others, of_best)[..., 0] - np.einsum("rnm,rm->rn", weights, common_of_best[:, 0])
+        variance = _VARIANCE + (_SLOPE[1] * np.take_along_axis(self._modelled, others, -1)) ** 2
+        own = variance - np.einsum("rnm,rnm->rn", weights, common)
+        with_best = self._prior(others, of_best)[..., 0] - np.einsum("rnm,rm->rn", weights, common_of_best[:, 0])
         # By how much the difference to the best is expected to move.
         moves = np.abs(own - with_best) / np.sqrt(np.maximum(own, 0) + self._noise[:, None] ** 2 / takes)
         behind = time - time_of_best

@@ -10,7 +10,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
-from dynamiccl_ray.control.comparing import compare, unmeasured
+from dynamiccl_ray.control.comparing import compare, expected, unmeasured
 from dynamiccl_ray.control.evidence import Means
 from dynamiccl_ray.knobs import N_PAIRS
 
@@ -62,35 +62,46 @@ def contest(means: Means, allowed: Bool, enough: int) -> Contest:
     )
 
 
-def compared(means: Means, allowed: Bool, takes: float) -> tuple[Int64, Int64]:
+def compared(means: Means, allowed: Bool, modelled: Float64, takes: float) -> tuple[Int64, Int64]:
     """(R,) the best flat action by all that was measured of each key since the last shift, and what its next decision
-    of so many samples is to measure, see ``compare``; NCCL's own choice where nothing was. What is not ``allowed``
-    (R, N_ACTIONS) is neither."""
+    of so many samples is to measure, see ``compare``, also of what is ``modelled``; NCCL's own choice where nothing
+    was. What is not ``allowed`` (R, N_ACTIONS) is neither."""
     actions, samples, mean = _fastest(means, allowed)
-    best, following = compare(actions, samples, mean, means.noise.astype(np.float64), takes)
+    best, following = compare(actions, samples, mean, means.noise.astype(np.float64), modelled, takes)
     every = np.arange(len(means))
     return actions[every, best], actions[every, following]
 
 
-def promising(means: Means, allowed: Bool, expected: Float32, takes: float) -> Int64:
+def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, takes: float) -> Int64:
     """(R,) the flat action that is worth most of what is ``allowed`` (R, N_ACTIONS) and was not measured since the last
     shift, if it is worth so many samples, see ``unmeasured``; -1 for none.
 
     It is of one of the pairs that were the fastest, and nearly as good as the best by the log times over the baseline
-    that are ``expected`` of it (R, N_ACTIONS): how much a chunk or many channels may cost, measuring others does not
-    tell. Or it is one step of channels or of chunk from one of the fastest actions.
+    that are ``said`` of it (R, N_ACTIONS), or by what a model says of the pair's actions (``modelled``, see
+    ``comparing``): how much a chunk or many channels may cost, measuring others does not tell. Or it is one step of
+    channels or of chunk from one of the fastest actions.
     """
     actions, samples, mean = _fastest(means, allowed)
+    noise = means.noise.astype(np.float64)
     best = mean[:, :1] - means.baseline[:, None]
     new = allowed.copy()
     new[means.index, means.action] = False
     beside = new & _beside(actions[:, :_BESIDE], samples[:, :_BESIDE] > 0)
-    may = new & (expected <= best + _REACH) & np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
+    new &= np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
+    every = np.broadcast_to(np.arange(N_ACTIONS), new.shape)
+    speaks = modelled.any(-1)
+    time = said - best
+    may = new & (time <= _REACH)
+    if speaks.any():
+        time[speaks] = expected(
+            actions[speaks], samples[speaks], mean[speaks], noise[speaks], modelled[speaks], every[speaks]
+        )
+        may[speaks] |= new[speaks] & (time[speaks] <= _REACH)
     may |= beside
-    time = np.where(beside, -np.inf, np.where(may, expected, np.inf))
+    time = np.where(beside, -np.inf, np.where(may, time, np.inf))
     others = np.argpartition(time, _LOOK, -1)[:, :_LOOK]
     may = np.take_along_axis(may, others, -1)
-    at = unmeasured(actions, samples, mean, means.noise.astype(np.float64), others, may, takes)
+    at = unmeasured(actions, samples, mean, noise, modelled, others, may, takes)
     return np.where(at >= 0, others[np.arange(len(means)), at], -1)
 
 

@@ -225,6 +225,13 @@ class Evidence:
         for of in (self.baseline, self.last, self.fastest):
             of[rows] += by
 
+    def fade(self, rows: Int64, most: float) -> None:
+        """What was measured of these keys counts for so many samples of an action at most."""
+        samples = self.samples[rows]
+        kept = np.minimum(samples, most)
+        self.total[rows] *= kept / np.maximum(samples, 1e-9)
+        self.samples[rows] = kept
+
     def shift(self, rows: Int64) -> None:
         """The network of these keys has changed: what was measured is a hint from now on."""
         noise = self.noise[rows]
@@ -301,6 +308,13 @@ class Evidence:
                 error = error_of(prior[alike, :, :N_CHANNELS], ratio, samples, noise, group, start, often)
                 priors.append((prior[rows], error[at]))
         return priors
+
+    def modelled(self, rows: Int64) -> Float64:
+        """(R, N_ACTIONS) log times over NCCL's own choice that a model of the cluster expects of actions: what it says
+        of their channels, and what it says that their chunk adds to NCCL's own; 0 for nothing."""
+        channels, chunks = np.split(self._prior[rows], [N_CHANNELS], -1)
+        time = channels[..., None] + (chunks - chunks[..., :1])[:, :, None]
+        return np.nan_to_num(time.reshape(len(rows), N_ACTIONS).astype(np.float64))
 
     def excess(self, rows: Int64) -> Float32:
         """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""

@@ -22,6 +22,8 @@ _TRUSTED: Final = 0.75
 # What is off by more than this, as the standard deviation of a log, knows nothing of chunks. The models of 15 held-out
 # clusters were off by 0.14 to 0.27, and another's by 0.19 to 0.56.
 _WRONG_MODEL: Final = 0.25
+# What is off by more than this when a key first learns is of another cluster, and knows nothing of channels either.
+_MISTAKEN: Final = 0.3
 # Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
 # what they are taken for at first (agent/prior.py).
 _MISLEADING: Final = 0.06
@@ -48,6 +50,11 @@ class Exploration(State):
         index, action = means.worse_than_own(margin=guardrail.margin, least=guardrail.samples)
         allowed.reshape(-1, N_ACTIONS)[index, action] = False
         return np.asarray(allowed)
+
+    def _modelled(self, rows: Int64) -> Float64:
+        """(R, N_ACTIONS) what a model expects of actions, see ``Evidence.modelled``; 0 where it turned out to be wrong
+        before the network ever changed."""
+        return np.where(self.mistaken[rows, None] > 0, 0.0, self.evidence.modelled(rows))
 
     def view(self, rows: Int64, allowed: Bool, said: Estimates | None = None) -> KeyView:
         """What the policy sees of these keys (R,). It draws channels and chunk apart: a value is masked where all that
@@ -88,6 +95,9 @@ class Exploration(State):
         last = done >= _TRUSTED * self.draws()[rows]
         said = evidence.estimates(rows)
         self.misled[rows] |= said.earlier_error > _MISLEADING
+        # After a shift any model is off, but what it says of the actions of a pair may still be right.
+        first = self.shifts[rows] == 0
+        self.mistaken[rows[first]] = said.priors[0][1][first] > _MISTAKEN if said.priors else 0
         may = any_along(allowed, -1)
         worth = evidence.may_be_best(rows, may, said)
         chunk, with_chunk = evidence.with_its_chunk(rows, any_along(allowed, -2), said)
@@ -111,7 +121,9 @@ class Exploration(State):
         late = np.flatnonzero(draw & (done > learning.sequence) & (new < 0))
         if late.size:
             flat, of_late = allowed[late].reshape(-1, N_ACTIONS), means.part(late)
-            promises = promising(of_late, flat, said.of_actions(late), learning.draw_samples)
+            promises = promising(
+                of_late, flat, said.of_actions(late), self._modelled(rows[late]), learning.draw_samples
+            )
             with_other = rechunked(of_late, flat)
             errors = [np.full(len(late), np.inf), *(error[late] for _, error in said.priors)]
             nobody_knows = np.min(errors, 0) > _WRONG_MODEL

@@ -56,6 +56,10 @@ _LEAST_MOVED: Final = 0.05
 # The same of what was measured too seldom for an alarm, where a key compares: on a network that has become faster, it
 # would be the best of all, and nothing would ever say that the others are as fast.
 _SURPRISE: Final = 0.2
+# The same where a key has begun to exploit, or its choice has stood, and the detector has seen too little of it.
+_UNUSUAL: Final = 0.3
+# On a network that has changed, but not so that it shows in a check, what was measured counts for no more collectives.
+_FADED: Final = 32.0
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
@@ -148,7 +152,9 @@ class Loop(Exploration):
         last = self._last_draw(rows, decided - 1) & ((actions == OWN_ACTION) | self.hopeless_earlier[rows])
         last &= self._off(of, _LEAST_MOVED)
         seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
-        moved = rows[learning & quiet & (last | (seldom & self.cusum.watches))]
+        # What changes before the detector knows what is usual is usual to it.
+        young = (phase == Phase.EXPLOIT) & self.cusum.young(rows) & self._off(of, _UNUSUAL)
+        moved = rows[quiet & ((learning & (last | (seldom & self.cusum.watches))) | (young & self.cusum.watches))]
         # What may be of another network says nothing of this one; where little is known yet, it has to.
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
         # What shows that an action has moved is what it takes now: the check is against what it took.
@@ -257,6 +263,7 @@ class Loop(Exploration):
         of = of.part(np.flatnonzero(~void))
         self.checks.record(of.rows, of.samples, of.mean, of.square, self.evidence, self.cusum.deviation(of.rows))
         contended = of.rows[self.checks.contended(of.rows)]
+        contended = contended[~self.checks.moved(contended, self.cusum.deviation(contended))]
         differs = self.checks.differs(contended, self.evidence, self.cusum.deviation(contended))
         anew, alike = contended[differs], contended[~differs]
         self.checks.look(alike, self.settled[alike], self.evidence, self.allowed(alike).reshape(-1, N_ACTIONS))
@@ -266,7 +273,9 @@ class Loop(Exploration):
         if not len(rows):
             return []
         known = self.evidence.mean(stands, self.checks.actions[stands, 0])
-        self.evidence.move(stands, self.checks.level(stands)[:, 0] - known)
+        by = self.checks.level(stands)[:, 0] - known
+        self.evidence.move(stands, by)
+        self.evidence.fade(stands[np.abs(by) > _LEAST_MOVED], _FADED)
         # What was checked before all was compared is compared now, and there was no alarm.
         early = self._early(stands)
         self.decisions[stands[early]] = self.checks.began[stands[early]]
@@ -375,7 +384,9 @@ class Loop(Exploration):
         best, following = measured.best.copy(), measured.best.copy()
         drawn = np.flatnonzero(done >= draws)
         if drawn.size:
-            best[drawn], following[drawn] = compared(means.part(drawn), flat[drawn], learning.compare_samples)
+            best[drawn], following[drawn] = compared(
+                means.part(drawn), flat[drawn], self._modelled(rows[drawn]), learning.compare_samples
+            )
         self._best[rows] = self.evidence.mean(rows, best)
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0

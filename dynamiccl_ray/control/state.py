@@ -67,6 +67,8 @@ class State:
         """Of the last observation."""
         self.misled = np.zeros(0, np.int64)
         """(K,) 1 where what earlier runs measured turned out wrong while the key learned."""
+        self.mistaken = np.zeros(0, np.int64)
+        """(K,) 1 where the model of the cluster was wrong when the key first learned."""
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
         # (K,) 1 where a key of the communicator does something else since this key's decision began.
@@ -160,5 +162,6 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 # Of a Loop, (K,) each: what a new key gets.
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
-    "settled": OWN_ACTION, "resting": 0, "misled": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62), "_stirred": 0,
+    "settled": OWN_ACTION, "resting": 0, "misled": 0, "mistaken": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
+    "_stirred": 0,
 }  # fmt: skip

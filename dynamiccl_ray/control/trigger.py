@@ -189,6 +189,10 @@ class Cusum:
         """(R,) whether the last batch was off by so much that nobody has to look twice."""
         return self._sudden[rows] > 0
 
+    def young(self, rows: Int64) -> Bool:
+        """(R,) whether too little was seen of these keys to know what is usual."""
+        return self._n[rows] < _BEFORE
+
     @property
     def score(self) -> Float64:
         """(K,) score over threshold; an alarm is above 1."""

@@ -13,6 +13,7 @@ from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.control.comparing import compare
 
 USED = 500
+NO_MODEL = np.zeros((1, N_ACTIONS))
 
 
 def _covariance(a: int, b: int) -> float:
@@ -27,12 +28,16 @@ def _covariance(a: int, b: int) -> float:
     return total
 
 
-def _reference(actions: Int64, samples: Float64, mean: Float64, noise: float, takes: float) -> tuple[int, Float64]:
+def _reference(
+    actions: Int64, samples: Float64, mean: Float64, noise: float, modelled: Float64, takes: float
+) -> tuple[int, Float64]:
     """The best, and what each is worth: a normal distribution that is conditioned on what was measured, with a level of
-    which next to nothing is known, and gains by numerical integration."""
+    which next to nothing is known and half of what is modelled, more or less, and gains by numerical integration."""
     prior = np.array([[_covariance(a, b) for b in actions] for a in actions]) + 1e4
+    prior += 0.5**2 * np.outer(modelled, modelled)
     inverse = np.linalg.inv(prior + np.diag(noise**2 / samples))
-    time = mean.mean() + prior @ inverse @ (mean - mean.mean())
+    before = mean.mean() + 0.5 * modelled
+    time = before + prior @ inverse @ (mean - before)
     left = prior - prior @ inverse @ prior
     best = int(time.argmin())
     worth = np.zeros(len(actions))
@@ -52,12 +57,13 @@ def test_it_is_what_conditioning_and_integration_say(seed: int, n: int, noise: f
     # Of few pairs, so that actions have much in common.
     actions = rng.choice(3 * 81, n, replace=False) + 81
     samples, mean = rng.integers(1, 20, n).astype(float), 5 + 0.1 * rng.standard_normal(n)
-    best, worth = _reference(actions, samples, mean, noise, takes)
+    modelled = np.stack([np.zeros(N_ACTIONS), 0.3 * rng.standard_normal(N_ACTIONS) * rng.integers(2)])
+    best, worth = _reference(actions, samples, mean, noise, modelled[1, actions], takes)
     # Other keys beside it, and what fills a row up, change nothing.
     other = rng.choice(N_ACTIONS, n + 3, replace=False)
     padded = [np.concatenate([x, np.zeros(3)]) for x in (actions, samples, mean)]
     of_rows = [np.stack([y, x]) for x, y in zip(padded, (other, np.ones(n + 3), np.full(n + 3, 4.0)), strict=True)]
-    got, following = compare(of_rows[0].astype(int), *of_rows[1:], np.array([0.02, noise]), takes)
+    got, following = compare(of_rows[0].astype(int), *of_rows[1:], np.array([0.02, noise]), modelled, takes)
     assert got[1] == best
     assert worth[following[1]] == pytest.approx(worth.max(), abs=1e-3)
 
@@ -69,13 +75,13 @@ def test_one_lucky_time_is_not_taken_for_the_best_where_all_that_is_like_it_is_s
     mean = np.concatenate([np.full(8, 3.3), np.full(4, 3.0)])[None]
     mean[0, 2] = 2.98  # by luck: its neighbours take a third more
     samples = np.ones((1, 12))
-    best, _ = compare(actions, samples, mean, np.array([0.1]), 8)
+    best, _ = compare(actions, samples, mean, np.array([0.1]), NO_MODEL, 8)
     assert action_parts(actions[0, best[0]])[0] == 5
     # What nothing is like is believed.
     mean[0, :8] = [*([3.3] * 7), 2.7]
     alone = actions.copy()
     alone[0, 7] = flat_action(9, 2, 2)
-    best, _ = compare(alone, samples, mean, np.array([0.1]), 8)
+    best, _ = compare(alone, samples, mean, np.array([0.1]), NO_MODEL, 8)
     assert best[0] == 7
 
 
@@ -83,14 +89,14 @@ def test_what_cannot_get_ahead_is_not_measured_and_what_may_is() -> None:
     actions = np.array([[int(flat_action(p, 0, 0)) for p in (1, 2, 3)]])
     mean = np.array([[3.0, 3.02, 3.5]])
     # Of the second next to nothing is known.
-    assert compare(actions, np.array([[50.0, 1, 1]]), mean, np.array([0.05]), 8)[1].tolist() == [1]
+    assert compare(actions, np.array([[50.0, 1, 1]]), mean, np.array([0.05]), NO_MODEL, 8)[1].tolist() == [1]
     # It is known to be behind.
-    assert compare(actions, np.array([[5000.0, 5000, 1]]), mean, np.array([0.05]), 8)[1].tolist() == [0]
+    assert compare(actions, np.array([[5000.0, 5000, 1]]), mean, np.array([0.05]), NO_MODEL, 8)[1].tolist() == [0]
     # The same for a noise that tells no one from another.
-    assert compare(actions, np.array([[1.0, 1, 1]]), mean, np.array([0.05]), 8)[1].tolist() != [2]
+    assert compare(actions, np.array([[1.0, 1, 1]]), mean, np.array([0.05]), NO_MODEL, 8)[1].tolist() != [2]
 
 
 def test_no_key_is_no_work() -> None:
     nothing = np.zeros((0, 24))
-    best, following = compare(nothing.astype(int), nothing, nothing, np.zeros(0), 8)
+    best, following = compare(nothing.astype(int), nothing, nothing, np.zeros(0), NO_MODEL[:0], 8)
     assert (best.shape, following.shape) == ((0,), (0,))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, observed, pair, play, some_keys
+from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, network, observed, pair, play, some_keys
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
@@ -427,3 +427,23 @@ def test_a_pair_that_a_model_rules_out_but_for_one_chunk_is_tried_with_that(with
     loop = loop_of(replace(keys, prior=prior), draws=20)
     observed(loop, [0] * 4, 3.0)
     assert loop.due().untried.tolist() == [action]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_model_that_was_wrong_before_the_network_ever_changed_is_not_believed_about_actions_that_nobody_tried(
+    wrong: bool,
+) -> None:
+    """After a shift every model is off. One that was right until then still is about the channels of a pair."""
+    keys = some_keys(2)
+    keys.prior[:, 1], keys.prior[:, 2:7] = -0.1, 1.0 if wrong else 0.0
+    loop = loop_of(keys, draws=12, draw_samples=1)
+    for seed in range(40):
+        drawn = lambda due, of=1 + seed % 6: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        times = network() if seed < 20 else (lambda row, action: network()(row, action) + 1.5 * (action == OWN_ACTION))
+        if seed == 20:
+            assert (loop._modelled(np.array([0, 1])).any(-1) == (not wrong)).all()
+            loop.shift(np.array([0]))
+        play(loop, 1, times, sigma=0.01, seed=seed, rows=[0, 1] if seed < 20 else [0], drawn=drawn)
+    assert loop.decisions[0] > 12
+    assert loop.evidence.estimates(np.array([0])).priors[0][1] > 0.25, "all differ from NCCL's own choice by more"
+    assert loop._modelled(np.array([0])).any() == (not wrong)

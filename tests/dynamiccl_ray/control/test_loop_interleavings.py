@@ -19,6 +19,7 @@ from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Measured, Phase
 from dynamiccl_ray.control.trigger import BATCH
 
+FADED = 32
 LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
 GROUPS = 2
 # Shrinking takes minutes; the steps of a failure are printed as they are.
@@ -141,6 +142,12 @@ class Key:
             self.shift()
             return
         before = Counter[int]() if anew else self.recorded
+        # Where all have moved alike, what was measured counts for no more than so much.
+        faded = Counter({action: min(n, FADED) for action, n in before.items()})
+        if sum(recorded.values()) - sum(before.values()) != self.turned:
+            self.lost += sum((before - faded).values())
+            self.used -= sum((before - faded).values())
+            before = faded
         assert sum((recorded - before).values()) == sum(recorded.values()) - sum(before.values()) == self.turned
         self.recorded, self.turned, self.checking = recorded, 0, False
         if self.began < LEARNING["draws"] + LEARNING["compares"] and not anew:
