@@ -82,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--scenarios", type=int, default=6, help="half as many of each cluster")
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     procedure, control = Procedure(runs=1), load_curriculum(CURRICULUM).control
     told: Sequence[Scenario] = jobs(False, given.scenarios, horizon_of(procedure), given.seed)["right"]
