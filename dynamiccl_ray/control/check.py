@@ -282,12 +282,12 @@ def _further(row: int, contend: Int64, before: int, evidence: Evidence, allowed:
     """Of what is ``allowed`` (N_ACTIONS,): NCCL's own choice, and the fastest of pairs that do not contend, of what was
     measured and had a log time of at most ``most``. And ``before``, what was exploited before the last shift, whatever
     it took since: a fault may have ended."""
-    looks = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
+    looks: list[int] = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
     if before != OWN_ACTION and allowed[before] and before not in contend:
         looks.append(before)
     order, mean = _by_time(row, evidence, allowed)
     further = order[mean <= most]
-    taken = set(action_parts(np.append(contend[contend >= 0], looks[-1:]))[0].tolist())
+    taken = set(action_parts(np.array([*contend[contend >= 0], *looks]))[0].tolist())
     for action, pair in zip(further.tolist(), action_parts(further)[0].tolist(), strict=True):
         if pair not in taken:
             taken.add(pair)
