@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from checked import FADED, alarmed, all_turns, drawn_far, far
 from looped import (
     DRAWS,
     Times,
@@ -22,36 +23,15 @@ from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Drift, Loop, Measured, Phase
 from dynamiccl_ray.knobs import OWN_PAIR
 
-FADED = 32
-"""What an action's measurements count for where a check has shown that all have moved alike."""
-
 
 def _slower(by: float) -> Times:
     return lambda row, action: network()(row, action) + by
 
 
-def _alarm(loop: Loop, times: Times, rounds: int = 30) -> None:
-    """Row 0 is checked."""
-    for _ in range(rounds):
-        play(loop, 1, times, sigma=0.01, rows=[0])
-        if loop.phase[0] == Phase.CHECK:
-            return
-    raise AssertionError("no alarm")
-
-
-def _checked(loop: Loop, times: Times, sigma: float = 0.01) -> list[Drift]:
-    """All turns of row 0."""
-    drifts: list[Drift] = []
-    while loop.phase[0] == Phase.CHECK:
-        assert loop.need[0] in (0, 1)
-        drifts += play(loop, 1, times, sigma=sigma, rows=[0])
-    return drifts
-
-
 def test_a_key_that_is_checked_still_has_what_it_exploited() -> None:
     loop = exploiting(some_keys(3), rows=[0, 1])
     assert loop.exploited().tolist() == [pair(1), pair(1), -1]
-    _alarm(loop, _slower(0.2))
+    alarmed(loop, _slower(0.2))
     play(loop, 1, _slower(0.2), sigma=0.01, rows=[0])
     assert loop.wanted[0] == OWN_ACTION, "the check is at another action"
     assert loop.exploited().tolist() == [pair(1), pair(1), -1]
@@ -69,8 +49,8 @@ def test_a_key_that_is_checked_still_has_what_it_exploited() -> None:
 def test_where_all_actions_take_longer_alike_the_choice_stands_and_nothing_is_learned(by: float) -> None:
     loop = exploiting(some_keys(2))
     ratio = loop.evidence.ratio(np.array([0]))
-    _alarm(loop, _slower(by))
-    (drift,) = _checked(loop, _slower(by))
+    alarmed(loop, _slower(by))
+    (drift,) = all_turns(loop, _slower(by))
     assert (drift.row, drift.anew, drift.sample) == (0, False, -1)
     assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, pair(1), 0)
     # All that was measured has moved with the network.
@@ -84,9 +64,9 @@ def test_what_has_drawn_all_it_draws_is_checked_as_well_and_exploits_if_its_choi
     loop = loop_of(some_keys(2), compares=200)
     play(loop, 1 + DRAWS + 10, network(), sigma=0.01, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     assert loop.phase[0] == Phase.LEARN
-    _alarm(loop, _slower(0.15), 60)
+    alarmed(loop, _slower(0.15), 60)
     assert loop.shifts[0] == 0
-    (drift,) = _checked(loop, _slower(0.15))
+    (drift,) = all_turns(loop, _slower(0.15))
     assert not drift.anew
     assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, pair(1), 0)
 
@@ -94,8 +74,8 @@ def test_what_has_drawn_all_it_draws_is_checked_as_well_and_exploits_if_its_choi
 def test_where_another_action_is_ahead_now_the_key_learns_anew_and_knows_what_was_checked() -> None:
     loop = exploiting(some_keys(2))
     crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
-    _alarm(loop, crossed)
-    (drift,) = _checked(loop, crossed)
+    alarmed(loop, crossed)
+    (drift,) = all_turns(loop, crossed)
     assert drift.anew
     assert (loop.phase[0], loop.shifts[0], loop.wanted[0]) == (Phase.ADAPT, 1, OWN_ACTION)
     assert loop.evidence.baseline[0] == pytest.approx(3.0, abs=0.01)
@@ -109,8 +89,8 @@ def test_where_another_action_is_ahead_now_the_key_learns_anew_and_knows_what_wa
 def test_what_a_check_measured_is_of_the_network_as_it_is_also_where_all_of_it_is_slower() -> None:
     loop = exploiting(some_keys(2))
     crossed: Times = lambda row, action: 3.2 if action == pair(1) else 3.1  # noqa: E731
-    _alarm(loop, crossed)
-    assert [drift.anew for drift in _checked(loop, crossed)] == [True]
+    alarmed(loop, crossed)
+    assert [drift.anew for drift in all_turns(loop, crossed)] == [True]
     assert loop.evidence.ratio(np.array([0]))[0, 1, 0] == pytest.approx(0.1, abs=0.01)
 
 
@@ -128,10 +108,10 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
     assert asked.count(OWN_ACTION) == 2, "the baseline, and the last draw"
     assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
     # Pair 2 is ahead now.
-    _alarm(loop, _hopeless(0.25))
+    alarmed(loop, _hopeless(0.25))
     checked = loop.checks.actions[0].tolist()
     assert (checked[:2], OWN_ACTION in checked) == ([pair(1), pair(2)], False)
-    assert [drift.anew for drift in _checked(loop, _hopeless(0.25))] == [True]
+    assert [drift.anew for drift in all_turns(loop, _hopeless(0.25))] == [True]
     assert (loop.phase[0], loop.wanted[0], loop.need[0]) == (Phase.BASELINE, OWN_ACTION, 1)
     play(loop, 1, _hopeless(0.25), rows=[0], drawn=drawn)
     assert (loop.phase[0], loop.evidence.baseline[0]) == (Phase.ADAPT, 4.25)
@@ -140,37 +120,23 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
     assert loop.need[1] == 4
 
 
-def _far(by: float = 0.0, ahead: float = -0.35) -> Times:
-    """Pair 1 is the best, and takes ``by`` longer; pair 2 was so far behind that it did not contend."""
-    return lambda row, action: {OWN_ACTION: 3.0 + by, pair(1): 2.9 + by, pair(2): 2.9 + by - ahead}.get(action, 4.5)
-
-
-def _drawn_far() -> Loop:
-    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
-    for i in range(20):
-        drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
-        play(loop, 1, _far(), sigma=0.01, seed=i, rows=[0], drawn=drawn)
-    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
-    return loop
-
-
 @pytest.mark.parametrize("by", [0.3, -0.3])
 def test_a_pair_that_was_too_far_behind_to_contend_is_looked_at_once(by: float) -> None:
-    loop = _drawn_far()
+    loop = drawn_far()
     before = loop.evidence.samples[0].copy()
     loop._check(np.array([0]))
     assert pair(2) not in loop.checks.actions[0, :5].tolist()
-    assert [drift.anew for drift in _checked(loop, _far(by))] == [False]
+    assert [drift.anew for drift in all_turns(loop, far(by))] == [False]
     assert loop.checks.actions[0, 5:].tolist() == [pair(2), -1, -1]
     assert loop.evidence.samples[0, pair(2)] - before[pair(2)] == 1
     assert loop.evidence.mean(np.array([0]), np.array([pair(2)]))[0] == pytest.approx(3.25 + by, abs=0.03)
 
 
 def test_where_what_was_too_far_behind_to_contend_is_the_best_now_the_key_learns_anew() -> None:
-    loop = _drawn_far()
+    loop = drawn_far()
     # All that contended takes a third longer, and stands to each other as before.
-    _alarm(loop, _far(0.3))
-    assert [drift.anew for drift in _checked(loop, _far(0.3, ahead=0.2))] == [True]
+    alarmed(loop, far(0.3))
+    assert [drift.anew for drift in all_turns(loop, far(0.3, ahead=0.2))] == [True]
     assert (loop.phase[0], loop.shifts[0]) == (Phase.BASELINE, 1)
 
 
@@ -190,7 +156,7 @@ def test_a_key_does_not_end_up_behind_nccls_own_choice_however_far_behind_that_w
     loop._check(np.array([0]))
     assert OWN_ACTION not in loop.checks.actions[0].tolist()
     after: Times = lambda row, action: 4.0 if action == OWN_ACTION else 4.3 - 0.4 * faster  # noqa: E731
-    assert [drift.anew for drift in _checked(loop, after)] == [not faster]
+    assert [drift.anew for drift in all_turns(loop, after)] == [not faster]
     assert OWN_ACTION in loop.checks.actions[0].tolist()
     assert loop.phase[0] == (Phase.EXPLOIT if faster else Phase.ADAPT)
 
@@ -198,38 +164,38 @@ def test_a_key_does_not_end_up_behind_nccls_own_choice_however_far_behind_that_w
 @pytest.mark.parametrize(("own", "turns"), [(0.1, 1), (0.02, check.TURNS), (0.4, check.TURNS)])
 def test_what_is_as_far_behind_as_it_was_has_one_turn(own: float, turns: int) -> None:
     """NCCL's own choice was 0.1 behind. What is near has all turns, and so has what stands in another way."""
-    loop = _drawn_far()
+    loop = drawn_far()
     before = loop.evidence.samples[0].copy()
     loop._check(np.array([0]))
     times: Times = lambda row, action: 3.1 + own * (action == OWN_ACTION)  # noqa: E731
-    assert [drift.anew for drift in _checked(loop, times)] == [own == 0.4]
+    assert [drift.anew for drift in all_turns(loop, times)] == [own == 0.4]
     measured = loop.evidence.samples[0] - (0 if own == 0.4 else np.minimum(before, FADED))
     assert (measured[OWN_ACTION], measured[pair(1)]) == (turns, check.TURNS)
 
 
 def test_what_a_key_exploited_before_the_last_shift_is_looked_at_however_far_behind_it_was() -> None:
     """A fault of a link ends."""
-    loop = _drawn_far()
+    loop = drawn_far()
     fault: Times = lambda row, action: {OWN_ACTION: 3.4, pair(1): 4.4, pair(2): 3.25}.get(action, 4.5)  # noqa: E731
     for i in range(60):
         drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
         play(loop, 1, fault, sigma=0.01, seed=i, rows=[0], drawn=drawn)
     assert (loop.phase[0], loop.exploited()[0], loop.settled[0]) == (Phase.EXPLOIT, pair(2), pair(1))
     loop.checks.calm_until[0] = 0
-    _alarm(loop, lambda row, action: fault(row, action) - 0.1)
+    alarmed(loop, lambda row, action: fault(row, action) - 0.1)
     ended: Times = lambda row, action: {OWN_ACTION: 3.3, pair(1): 2.9, pair(2): 3.15}.get(action, 4.5)  # noqa: E731
-    assert [drift.anew for drift in _checked(loop, ended)] == [True]
+    assert [drift.anew for drift in all_turns(loop, ended)] == [True]
     assert pair(1) in loop.checks.actions[0].tolist()
 
 
 def test_what_a_key_exploited_before_the_last_shift_is_looked_at_also_if_something_of_its_pair_contends() -> None:
-    loop, fast = _drawn_far(), int(flat_action(1, 4, 0))
+    loop, fast = drawn_far(), int(flat_action(1, 4, 0))
     loop.keys.channels[0, 1, 4] = True
     loop.settled[0] = fast
     loop._check(np.array([0]))
     assert fast not in loop.checks.actions[0].tolist()
-    ended: Times = lambda row, action: 2.5 if action == fast else _far(0.3)(row, action)  # noqa: E731
-    assert [drift.anew for drift in _checked(loop, ended)] == [True]
+    ended: Times = lambda row, action: 2.5 if action == fast else far(0.3)(row, action)  # noqa: E731
+    assert [drift.anew for drift in all_turns(loop, ended)] == [True]
     assert fast in loop.checks.actions[0].tolist()
 
 
@@ -250,68 +216,18 @@ def test_what_contends_of_the_same_pair_has_other_channels_if_anything_has() -> 
         assert (there[-1] in contend, (chunk in contend) == (len(there) == 1)) == (True, True)
 
 
-@pytest.mark.parametrize("after", [3, 5, 7, 9, 12])
-def test_a_network_that_changes_during_a_check_or_right_after_it_is_noticed(after: int) -> None:
-    """So that what was in force is not taken for the best because it was until then, nor for what is usual."""
-    loop = _drawn_far()
-    _alarm(loop, _far(0.2))
-    changed: Times = lambda row, action: 4.2 if action == pair(1) else _far(0.2)(row, action)  # noqa: E731
-    drifts: list[Drift] = []
-    for turn in range(60):
-        drifts += play(loop, 1, _far(0.2) if turn < after else changed, sigma=0.01, seed=turn, rows=[0])
-        if loop.shifts[0]:
-            break
-    assert [drift.anew for drift in drifts] == ([True] if after < 7 else [False, True])
-
-
-def test_what_moves_in_every_check_does_not_keep_a_key_there() -> None:
-    loop, turns = _drawn_far(), 0
-    _alarm(loop, _far(0.3))
-    while loop.phase[0] == Phase.CHECK:
-        play(loop, 1, _far(0.4 * (turns // 6 % 2)), sigma=0.01, seed=turns, rows=[0])
-        turns += 1
-        assert turns < 60
-
-
-def test_what_a_check_has_not_shown_to_be_slower_gives_way_soon_once_it_is() -> None:
-    """A check saw it once, and did not see it for sure; hundreds of times from before the change say it is the best."""
-    loop = exploiting(some_keys(2))
-    first, other = pair(1), pair(2)
-    alike: Times = lambda row, action: {first: 2.9, other: 2.93}.get(action, 3.0)  # noqa: E731
-    for of in np.array([[first], [other]]):
-        loop.evidence.samples[0, of] = loop.evidence.total[0, of] = 0
-        known = np.array([alike(0, int(of[0]))])
-        loop.evidence.record(np.array([0]), of, np.array([500.0]), known, np.array([0.05]))
-    _alarm(loop, lambda row, action: alike(row, action) + 0.2)
-    assert [drift.anew for drift in _checked(loop, lambda row, action: alike(row, action) + 0.2)] == [False]
-    first = int(loop.exploited()[0])
-    ran = 0
-    while loop.wanted[0] == first and ran < 400:
-        play(
-            loop,
-            1,
-            lambda row, action: alike(row, action) + 0.2 + 0.15 * (action == first),
-            sigma=0.01,
-            seed=ran,
-            rows=[0],
-        )
-        ran += 1
-    assert ran <= 3, "decisions"
-    assert loop.shifts[0] == 0
-
-
 def test_what_would_be_behind_even_if_it_had_not_moved_is_not_looked_at() -> None:
-    loop = _drawn_far()
-    _alarm(loop, _far(0.2))
-    assert [drift.anew for drift in _checked(loop, _far(0.2))] == [False]
+    loop = drawn_far()
+    alarmed(loop, far(0.2))
+    assert [drift.anew for drift in all_turns(loop, far(0.2))] == [False]
     assert (loop.checks.actions[0, 5:] == -1).all()
 
 
 def test_where_what_contends_differs_nothing_is_looked_at() -> None:
-    loop = _drawn_far()
-    _alarm(loop, _far(0.3))
-    own: Times = lambda row, action: 2.8 if action == OWN_ACTION else _far(0.3)(row, action)  # noqa: E731
-    assert [drift.anew for drift in _checked(loop, own)] == [True]
+    loop = drawn_far()
+    alarmed(loop, far(0.3))
+    own: Times = lambda row, action: 2.8 if action == OWN_ACTION else far(0.3)(row, action)  # noqa: E731
+    assert [drift.anew for drift in all_turns(loop, own)] == [True]
     assert (loop.checks.actions[0, 5:] < 0).all()
 
 
@@ -330,7 +246,7 @@ def _turns(loop: Loop, *times: float) -> None:
 
 @pytest.mark.parametrize(("deviation", "ahead"), [(0.05, False), (0.02, True)])
 def test_a_look_that_is_ahead_by_less_than_noise_explains_is_no_difference(deviation: float, ahead: bool) -> None:
-    loop, row = _drawn_far(), np.array([0])
+    loop, row = drawn_far(), np.array([0])
     loop._check(row)
     _turns(loop, 3.2, 3.3, 3.08)  # the one in force, NCCL's own choice, and what is looked at
     # Of one collective, by how much means of 8 vary.
@@ -360,7 +276,7 @@ def test_a_burst_that_ends_during_a_check_changes_nothing(by: float) -> None:
     again = []
     for ends in range(30):
         (loop, _), done = _drawn_five(), 0
-        _alarm(loop, _five(by))
+        alarmed(loop, _five(by))
         while loop.phase[0] == Phase.CHECK:
             drifts = play(loop, 1, _five(by if done < ends else 0.0), sigma=0.01, rows=[0])
             assert not any(drift.anew for drift in drifts)
@@ -403,12 +319,12 @@ def test_what_was_checked_before_it_was_compared_is_compared_however_long_the_ch
 
 
 def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stands() -> None:
-    loop, looks = _drawn_far(), 0
-    _alarm(loop, _far(0.3))
+    loop, looks = drawn_far(), 0
+    alarmed(loop, far(0.3))
     before = min(loop.evidence.samples[0, pair(1)], FADED)
     while loop.phase[0] == Phase.CHECK:
         look = loop.wanted[0] == pair(2)
-        times = _far(0.3, ahead=0.2) if look and not looks else _far(0.3)
+        times = far(0.3, ahead=0.2) if look and not looks else far(0.3)
         looks += look
         drifts = play(loop, 1, times, sigma=0.01, seed=looks, rows=[0])
         assert loop.exploited()[0] == pair(1)
@@ -420,20 +336,20 @@ def test_one_time_that_is_fast_by_chance_is_checked_in_turns_and_the_choice_stan
 
 @pytest.mark.parametrize(("look", "again"), [(3.05, False), (2.8, True)])
 def test_only_what_is_ahead_of_all_that_contends_is_checked_again(look: float, again: bool) -> None:
-    loop, row = _drawn_far(), np.array([0])
+    loop, row = drawn_far(), np.array([0])
     loop._check(row)
     _turns(loop, 3.2, 3.0, look)
     assert loop.checks.again(row, np.array([0.001]))[0] == again
 
 
 def test_a_key_exploits_its_choice_also_before_something_is_decided_after_its_check() -> None:
-    loop = _drawn_far()
-    _alarm(loop, _far(0.3))
+    loop = drawn_far()
+    alarmed(loop, far(0.3))
     while loop.phase[0] == Phase.CHECK:
         due = loop.due()
         loop.decide(due.row, due.actions(np.zeros(due.draw.sum(), np.int64)))
         row, action = np.zeros(loop.need[0], np.int64), np.full(loop.need[0], loop.wanted[0])
-        log_us = np.full(len(row), _far(0.3)(0, int(loop.wanted[0])))
+        log_us = np.full(len(row), far(0.3)(0, int(loop.wanted[0])))
         loop.observe(Measured(row=row, action=action, log_us=log_us, skew=np.zeros(len(row))))
     assert loop.wanted[0] == pair(2), "what was measured last"
     assert loop.exploited()[0] == pair(1)
@@ -446,7 +362,7 @@ def test_what_comes_and_goes_during_a_check_is_no_difference() -> None:
     """Each turn of each action but one is half as slow again; so is the one, of another action each time."""
     for odd in range(2 * check.TURNS):
         loop = exploiting(some_keys(2))
-        _alarm(loop, _slower(0.2))
+        alarmed(loop, _slower(0.2))
         drifts, turn = [], 0
         while loop.phase[0] == Phase.CHECK:
             by = 0.6 if turn == odd else 0.2
@@ -461,9 +377,9 @@ def test_a_choice_that_stood_is_left_in_peace_for_longer_and_longer() -> None:
     for i in range(4):
         by = 0.2 * (1 - i % 2)
         before = loop.measured[0]
-        _alarm(loop, _slower(by), rounds=2000)
+        alarmed(loop, _slower(by), rounds=2000)
         between.append(int(loop.measured[0] - before))
-        assert [drift.anew for drift in _checked(loop, _slower(by))] == [False]
+        assert [drift.anew for drift in all_turns(loop, _slower(by))] == [False]
     assert between[1] >= 2 * 128
     assert between[2] >= 4 * 128
     assert between[3] >= 8 * 128
@@ -476,8 +392,8 @@ def _in_peace(times: int) -> Loop:
     loop = exploiting(some_keys(2))
     for i in range(times):
         by = 0.2 * (1 - i % 2)
-        _alarm(loop, _slower(by), rounds=2000)
-        assert [drift.anew for drift in _checked(loop, _slower(by))] == [False]
+        alarmed(loop, _slower(by), rounds=2000)
+        assert [drift.anew for drift in all_turns(loop, _slower(by))] == [False]
     play(loop, 10, _slower(by), sigma=0.01, rows=[0])
     return loop
 
@@ -496,9 +412,9 @@ def test_an_alarm_of_a_key_that_is_left_in_peace_waits_until_that_is_over_and_is
     crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
     # Longer than the detector looks back: by then this is what it takes for usual.
     assert until - loop.measured[0] > 1000
-    _alarm(loop, crossed, rounds=2000)
+    alarmed(loop, crossed, rounds=2000)
     assert until <= loop.measured[0] <= until + 8
-    assert [drift.anew for drift in _checked(loop, crossed)] == [True]
+    assert [drift.anew for drift in all_turns(loop, crossed)] == [True]
 
 
 def test_correlated_noise_costs_next_to_nothing() -> None:
@@ -517,10 +433,10 @@ def test_correlated_noise_costs_next_to_nothing() -> None:
 
 def test_a_check_goes_on_where_the_state_was_saved() -> None:
     one, two = exploiting(some_keys(2)), exploiting(some_keys(2))
-    _alarm(one, _slower(0.2))
+    alarmed(one, _slower(0.2))
     play(one, 2, _slower(0.2), sigma=0.01, rows=[0])
     two.restore(through_a_file(one.state()))
     assert two.phase[0] == Phase.CHECK
-    said = [[(drift.row, drift.anew) for drift in _checked(loop, _slower(0.2), sigma=0.0)] for loop in (one, two)]
+    said = [[(drift.row, drift.anew) for drift in all_turns(loop, _slower(0.2), sigma=0.0)] for loop in (one, two)]
     assert said == [[(0, False)]] * 2
     assert (one.evidence.total == two.evidence.total).all()
