@@ -7,6 +7,8 @@ import pytest
 from checked import alarmed, all_turns, drawn_far, far
 from looped import Times, exploiting, pair, play, some_keys
 
+from dynamiccl_ray.actions import OWN_ACTION
+from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Drift, Phase
 
 
@@ -22,6 +24,26 @@ def test_a_network_that_changes_during_a_check_or_right_after_it_is_noticed(afte
         if loop.shifts[0]:
             break
     assert [drift.anew for drift in drifts] == ([True] if after < 7 else [False, True])
+
+
+def test_what_is_behind_in_some_turns_and_ahead_in_others_is_not_as_far_behind_as_it_was() -> None:
+    loop, row, one = drawn_far(), np.array([0]), np.ones(1)
+    loop._check(row)
+    assert loop.checks.actions[0, :2].tolist() == [pair(1), OWN_ACTION]
+    for behind in (0.5, 0.5, -0.4):  # 0.2 on the mean; it was 0.1
+        for time in (3.0, 3.0 + behind):
+            loop.checks.record(row, one, time * one, 0 * one, loop.evidence, 0.01 * one)
+    assert loop.checks.takes_turns[0, 1] == check.TURNS
+
+
+def test_a_check_begins_anew_once() -> None:
+    loop, row = drawn_far(), np.array([0])
+    loop._check(row)
+    for again in (True, False):
+        loop.checks.off[0, 0] = [3.0, 3.0, 3.0, 3.0, 4.0, 4.0]
+        loop.checks.turns[0, 0] = check.TURNS
+        assert loop.checks.moved(row, np.array([0.01])).tolist() == [again]
+        assert loop.checks.turns[0, 0] == (0 if again else check.TURNS)
 
 
 def test_what_moves_in_every_check_does_not_keep_a_key_there() -> None:

@@ -12,6 +12,8 @@ from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, networ
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
 from dynamiccl_ray.arrays import Int64
+from dynamiccl_ray.control import exploration
+from dynamiccl_ray.control import loop as loop_module
 from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.due import untried
 from dynamiccl_ray.control.loop import Due, Loop, Phase
@@ -447,3 +449,16 @@ def test_a_model_that_was_wrong_before_the_network_ever_changed_is_not_believed_
     assert loop.decisions[0] > 12
     assert loop.evidence.estimates(np.array([0])).priors[0][1] > 0.25, "all differ from NCCL's own choice by more"
     assert loop._modelled(np.array([0])).any() == (not wrong)
+
+
+def test_what_promises_and_what_is_compared_know_what_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
+    for module, name, place in ((exploration, "promising", 3), (loop_module, "compared", 2)):
+        of = getattr(module, name)
+        spied = lambda *given, of=of, name=name, place=place: heard.append((name, given[place].any())) or of(*given)  # noqa: E731
+        monkeypatch.setattr(module, name, spied)
+    keys = some_keys(1)
+    keys.prior[:, 1] = -0.1
+    loop = loop_of(keys, draws=40, draw_samples=1)
+    play(loop, 46, network(), sigma=0.01, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert {("promising", True), ("compared", True)} == {(name, bool(any_)) for name, any_ in heard}
