@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from looped import Times, loop_of, pair, play, some_keys
+from looped import Times, loop_of, own_channels, pair, play
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.control.loop import Drift, Loop, Phase
@@ -36,7 +36,7 @@ def far(by: float = 0.0, ahead: float = -0.35) -> Times:
 
 
 def drawn_far() -> Loop:
-    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    loop = loop_of(own_channels(2), draws=8, draw_samples=1)
     for i in range(20):
         drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
         play(loop, 1, far(), sigma=0.01, seed=i, rows=[0], drawn=drawn)

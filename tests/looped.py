@@ -46,6 +46,13 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
     )
 
 
+def own_channels(n: int) -> Keys:
+    """``some_keys`` of which only NCCL's own channels may be chosen: nothing is left to try beside what was drawn."""
+    keys = some_keys(n)
+    keys.channels[..., 1:] = False
+    return keys
+
+
 def loop_of(
     *parts: Keys,
     trigger: float = 1e6,

@@ -4,9 +4,12 @@ is worth measuring more.
 Most draws measure an action once, and under noise the least of many single times is luck. But actions have their pair,
 channels or chunk in common. So the log times of a key's actions are taken for a Gaussian process (Rasmussen and
 Williams 2006, with an unknown mean as in kriging, Matheron 1963): what one action took also says something of those
-that are like it. What measuring another action is worth is its knowledge gradient (Frazier, Powell and Dayanik, INFORMS
-Journal on Computing 2009): by how much the choice is expected to get better, for as long as it will be used. What it
-costs is what it is expected to be slower by.
+that are like it. By how much actions differ at all is found out for each key, as in a Student t process (Shah, Wilson
+and Ghahramani, AISTATS 2014).
+
+What measuring another action is worth is its knowledge gradient (Frazier, Powell and Dayanik, INFORMS Journal on
+Computing 2009): by how much the choice is expected to get better, for as long as it will be used. What it costs is what
+it is expected to be slower by.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ _REST: Final = 0.04
 _VARIANCE: Final = _PAIRS**2 + _CHANNELS[0] ** 2 + _CHUNKS[0] ** 2 + _REST**2
 # Of what a model says of the differences between actions, the share that holds: mean and standard deviation.
 _SLOPE: Final = (0.5, 0.5)
+# Of one key actions may differ by far more, or by less. Degrees of freedom that these deviations count for, and by what
+# factors their squares may be off.
+_FREEDOM: Final = 8.0
+_SCALES: Final = (0.25, 9.0)
 # Collectives for which a choice is used.
 _USED: Final = 500.0
 
@@ -86,13 +93,20 @@ class _Believed:
         of_one = np.where(self.known, noise[:, None] ** 2 / np.maximum(samples, 1), 1.0)
         both = self.known[:, :, None] & self.known[:, None]
         prior = self._prior(actions, actions) * both
-        self._inverse = np.linalg.inv(prior + of_one[:, None] * np.eye(actions.shape[1]))
+        mean, every = mean - self._model(actions), np.eye(actions.shape[1])
+        self._know(prior + of_one[:, None] * every, mean)
+        apart = (self._off * self.known * (mean - self._level[:, None])).sum(-1)
+        self._scale = np.clip((_FREEDOM + apart) / (_FREEDOM + np.maximum(self.known.sum(-1) - 1, 0)), *_SCALES)
+        self._know(self._scale[:, None, None] * prior + of_one[:, None] * every, mean)
+        self.best = np.asarray(np.where(self.known, self.time(actions)[0], np.inf).argmin(-1))
+
+    def _know(self, covariance: Float64, mean: Float64) -> None:
+        """What mean log times (R, M), less what is believed before, say with this covariance (R, M, M)."""
+        self._inverse = np.linalg.inv(covariance)
         weight = np.einsum("rmn,rn->rm", self._inverse, 1.0 * self.known)
-        mean = mean - self._model(actions)
         # Of the level that all of them have in common nothing is known: generalised least squares.
         self._level = (weight * mean * self.known).sum(-1) / np.maximum((weight * self.known).sum(-1), 1e-12)
         self._off = np.einsum("rmn,rn->rm", self._inverse, self.known * (mean - self._level[:, None]))
-        self.best = np.asarray(np.where(self.known, self.time(actions)[0], np.inf).argmin(-1))
 
     def _model(self, actions: Int64) -> Float64:
         """(R, N) of what a model expects, the part that is believed before anything is measured."""
@@ -105,7 +119,7 @@ class _Believed:
 
     def time(self, others: Int64) -> tuple[Float64, Float64]:
         """Mean log times (R, N) of other actions, and what these have in common with what was measured (R, N, M)."""
-        common = self._prior(others, self._actions) * self.known[:, None]
+        common = self._scale[:, None, None] * self._prior(others, self._actions) * self.known[:, None]
         off = np.einsum("rnm,rm->rn", common, self._off)
         return self._level[:, None] + self._model(others) + off, common
 
@@ -118,8 +132,9 @@ class _Believed:
         time_of_best, common_of_best = self.time(of_best)
         weights = common @ self._inverse
         variance = _VARIANCE + (_SLOPE[1] * np.take_along_axis(self._modelled, others, -1)) ** 2
-        own = variance - np.einsum("rnm,rnm->rn", weights, common)
-        with_best = self._prior(others, of_best)[..., 0] - np.einsum("rnm,rm->rn", weights, common_of_best[:, 0])
+        own = self._scale[:, None] * variance - np.einsum("rnm,rnm->rn", weights, common)
+        with_best = self._scale[:, None] * self._prior(others, of_best)[..., 0]
+        with_best -= np.einsum("rnm,rm->rn", weights, common_of_best[:, 0])
         # By how much the difference to the best is expected to move.
         moves = np.abs(own - with_best) / np.sqrt(np.maximum(own, 0) + self._noise[:, None] ** 2 / takes)
         behind = time - time_of_best

@@ -12,7 +12,7 @@ from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, a
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.control.comparing import compare, expected, unmeasured
 from dynamiccl_ray.control.evidence import Means
-from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS
 
 # Fastest actions of a key that are compared: the time that this takes grows with their cube.
 _MOST: Final = 24
@@ -22,6 +22,8 @@ _PAIRS: Final = 3
 _LOOK: Final = 16
 # Fastest actions of a key that are looked at with one step more or less of channels or of chunk, whatever is expected.
 _BESIDE: Final = 2
+# Where nothing is known of channels: neither few nor many.
+_MIDDLE: Final = CHANNEL_VALUES.index(8)
 # By how much, as a log, such an action may be expected to be slower than the best.
 _REACH: Final = 0.05
 # What the wrong chunk may cost, as a log.
@@ -79,17 +81,20 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
     It is of one of the pairs that were the fastest, and nearly as good as the best by the log times over the baseline
     that are ``said`` of it (R, N_ACTIONS), or by what a model says of the pair's actions (``modelled``, see
     ``comparing``): how much a chunk or many channels may cost, measuring others does not tell. Or it is one step of
-    channels or of chunk from one of the fastest actions.
+    channels or of chunk from one of the fastest actions, or where no model speaks what is beside them (``_unheard``).
     """
     actions, samples, mean = _fastest(means, allowed)
     noise = means.noise.astype(np.float64)
     best = mean[:, :1] - means.baseline[:, None]
     new = allowed.copy()
     new[means.index, means.action] = False
-    beside = new & _beside(actions[:, :_BESIDE], samples[:, :_BESIDE] > 0)
+    speaks, known = modelled.any(-1), samples > 0
+    beside = _beside(actions[:, :_BESIDE], known[:, :_BESIDE])
+    for row in np.flatnonzero(~speaks & known[:, 0]).tolist():
+        beside[row] |= _unheard(actions[row, known[row]])
+    beside &= new
     new &= np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
     every = np.broadcast_to(np.arange(N_ACTIONS), new.shape)
-    speaks = modelled.any(-1)
     time = said - best
     may = new & (time <= _REACH)
     if speaks.any():
@@ -182,4 +187,21 @@ def _beside(actions: Int64, there: Bool) -> Bool:
             may = there & (parts[part] > 0) & (to > 0) & (to < values)
             stepped = [*parts[:part], to, *parts[part + 1 :]]
             out[row[may], flat_action(pair, *stepped)[may]] = True
+    return out
+
+
+def _unheard(actions: Int64) -> Bool:
+    """(N_ACTIONS,) beside flat actions (M,), the fastest first, what a model would speak of. If the fastest has NCCL's
+    own channels, its pair with some in the middle, and then what is one step from what was measured; else other pairs
+    with its channels and chunk."""
+    out = np.zeros(N_ACTIONS, np.bool_)
+    pair, channels, chunk = action_parts(actions)
+    if channels[0] == 0:
+        measured = channels[(pair == pair[0]) & (chunk == chunk[0]) & (channels > 0)]
+        counts = np.concatenate([measured - 1, measured + 1]) if len(measured) else np.array([_MIDDLE])
+        counts = counts[(counts > 0) & (counts < N_CHANNELS)]
+        out[flat_action(pair[:1], counts, chunk[:1])] = True
+    else:
+        pairs = np.flatnonzero(_first_pairs(actions[None])[0])
+        out[flat_action(pairs, channels[:1], chunk[:1])] = True
     return out

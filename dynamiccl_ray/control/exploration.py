@@ -9,7 +9,7 @@ import numpy as np
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, action_parts
 from dynamiccl_ray.agent.observation import KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
-from dynamiccl_ray.control.contest import promising, rechunked
+from dynamiccl_ray.control.contest import overlooked, promising, rechunked
 from dynamiccl_ray.control.due import untried
 from dynamiccl_ray.control.evidence import Estimates, Means
 from dynamiccl_ray.control.state import State
@@ -129,6 +129,19 @@ class Exploration(State):
             nobody_knows = np.min(errors, 0) > _WRONG_MODEL
             new[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
         return observation, new
+
+    def _unmeasured(self, rows: Int64, means: Means, allowed: Bool, tried: Bool, idle: Bool) -> Int64:
+        """(R,) what keys that compare measure though they have not since the last shift; -1 for nothing. Of what is
+        ``allowed`` (R, N_ACTIONS), of pairs that were not ``tried`` (R, N_PAIRS), what others have found since; or
+        where keys are ``idle`` (R,), for nothing that they have measured is worth more, what no model speaks of."""
+        new = overlooked(means, allowed, self.evidence.estimates(rows).of_actions(np.arange(len(rows))), tried)
+        modelled = self._modelled(rows)
+        alone = np.flatnonzero((new < 0) & idle & ~modelled.any(-1))
+        if alone.size:
+            nothing = np.full((len(alone), N_ACTIONS), np.inf, np.float32)
+            takes = self.control.learning.draw_samples
+            new[alone] = promising(means.part(alone), allowed[alone], nothing, modelled[alone], takes)
+        return new
 
 
 def _known(x: Float64) -> Float32:

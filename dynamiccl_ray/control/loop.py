@@ -30,7 +30,7 @@ from dynamiccl_ray.control.columns import (
     salt_of,
     take,
 )
-from dynamiccl_ray.control.contest import compared, contest, overlooked
+from dynamiccl_ray.control.contest import compared, contest
 from dynamiccl_ray.control.due import Due
 from dynamiccl_ray.control.exploration import Exploration
 from dynamiccl_ray.control.state import Phase
@@ -48,8 +48,8 @@ _WELL_KNOWN: Final = 24
 _OUTLIER: Final = 4.0
 # Draws of an action after which one more says little.
 _OFTEN: Final = 4
-# Draws in which a network may change, so that NCCL's own choice is measured again; and how many standard deviations,
-# and how much as a log, that may be off if all that was measured between is of one network.
+# Decisions in which a network may change, so that NCCL's own choice is measured again; and how many standard
+# deviations, and how much as a log, that may be off if all that was measured between is of one network.
 _AGAIN: Final = 8
 _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
@@ -97,9 +97,10 @@ class Loop(Exploration):
     def _takes(self) -> Int64:
         """(K,) samples of each decision."""
         learning = self.control.learning
-        drawn = (self.decisions <= self.draws()) & (self.resting == 0)
-        first = self._first(np.arange(len(self)), self.wanted)
-        takes = np.where(drawn | first, learning.draw_samples, learning.compare_samples)
+        every = np.arange(len(self))
+        drawn = (self.decisions <= self.draws()) | self._looks_back(every, self.decisions - 1)
+        looks = (drawn & (self.resting == 0)) | self._first(every, self.wanted)
+        takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
         takes[self.phase == Phase.CHECK] = 1
         return takes
@@ -149,7 +150,7 @@ class Loop(Exploration):
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
         learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
-        last = self._last_draw(rows, decided - 1) & ((actions == OWN_ACTION) | self.hopeless_earlier[rows])
+        last = self._looks_back(rows, decided - 1) & ((actions == OWN_ACTION) | self.hopeless_earlier[rows])
         last &= self._off(of, _LEAST_MOVED)
         seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
         # What changes before the detector knows what is usual is usual to it.
@@ -179,10 +180,13 @@ class Loop(Exploration):
         cost_us = np.where(exploring, took_us - best_us, 0.0)
         self.budget.spend(group, ran, took_us, cost_us, np.bincount(self.keys.group)[group])
 
-    def _last_draw(self, rows: Int64, done: Int64) -> Bool:
-        """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again."""
-        draws = self.draws()[rows]
-        return np.asarray((done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches)
+    def _looks_back(self, rows: Int64, done: Int64) -> Bool:
+        """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again: with the last draw, and with
+        the last decision that compares."""
+        draws, compares = self.draws()[rows], self.control.learning.compares
+        last_draw = (done == draws - 1) & (draws >= _AGAIN)
+        last = (done == draws + compares - 1) & (compares >= _AGAIN)
+        return np.asarray((last_draw | last) & self.cusum.watches)
 
     def _off(self, of: Closed, least: float) -> Bool:
         """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
@@ -391,19 +395,21 @@ class Loop(Exploration):
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0
         # The network may have changed while a key learned: then what was measured before is not to be compared with
-        # what was measured after, and NCCL's own choice takes another time now. The last draw goes to that, or to the
-        # best where that is hopeless by an earlier run.
-        # Where such a run turns out to be wrong, others go to it too, until it is known as well as elsewhere.
+        # what was measured after, and NCCL's own choice takes another time now. The last draw goes to that, and so does
+        # the last decision that compares; or to the best where that is hopeless.
+        # Where an earlier run turns out to be wrong, others go to it too, until it is known as well as elsewhere.
         spared = (self.misled[rows] > 0) & (self.evidence.samples[rows, OWN_ACTION] < learning.baseline_samples)
-        again = (self._last_draw(rows, done) | (spared & (done < draws) & (self.shifts[rows] == 0))) & ~rests
+        again = self._looks_back(rows, done) | (spared & (done < draws) & (self.shifts[rows] == 0))
+        again &= ~rests
+        far = (done >= draws) & (self.evidence.baseline[rows] - self._best[rows] > check.HOPELESS)
+        hopeless = self.hopeless_earlier[rows] | far
         draw = (done < draws) & ~rests & ~again
-        hopeless = self.hopeless_earlier[rows]
-        comparing = (done >= draws) & (done < draws + learning.compares) & ~rests
+        comparing = (done >= draws) & (done < draws + learning.compares) & ~rests & ~again
         compares = np.flatnonzero(comparing)
         if compares.size:
-            # Others may have measured it since this key has drawn.
-            expected = self.evidence.estimates(rows[compares]).of_actions(np.arange(len(compares)))
-            new = overlooked(means.part(compares), flat[compares], expected, measured.tried[compares])
+            of = means.part(compares)
+            idle = best[compares] == following[compares]
+            new = self._unmeasured(rows[compares], of, flat[compares], measured.tried[compares], idle)
             following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
         looks = draw | again | self._first(rows, fixed)

@@ -32,9 +32,13 @@ def _reference(
     actions: Int64, samples: Float64, mean: Float64, noise: float, modelled: Float64, takes: float
 ) -> tuple[int, Float64]:
     """The best, and what each is worth: a normal distribution that is conditioned on what was measured, with a level of
-    which next to nothing is known and half of what is modelled, more or less, and gains by numerical integration."""
-    prior = np.array([[_covariance(a, b) for b in actions] for a in actions]) + 1e4
-    prior += 0.5**2 * np.outer(modelled, modelled)
+    which next to nothing is known and half of what is modelled, more or less, and gains by numerical integration. How
+    large its deviations are is known as well as from eight numbers, and from those that were measured."""
+    prior = np.array([[_covariance(a, b) for b in actions] for a in actions]) + 0.5**2 * np.outer(modelled, modelled)
+    measured, one = np.linalg.inv(prior + np.diag(noise**2 / samples)), np.ones(len(actions))
+    off = mean - 0.5 * modelled
+    off = off - one @ measured @ off / (one @ measured @ one)
+    prior = prior * np.clip((8 + off @ measured @ off) / (8 + len(actions) - 1), 0.25, 9.0) + 1e4
     inverse = np.linalg.inv(prior + np.diag(noise**2 / samples))
     before = mean.mean() + 0.5 * modelled
     time = before + prior @ inverse @ (mean - before)
@@ -94,6 +98,16 @@ def test_what_cannot_get_ahead_is_not_measured_and_what_may_is() -> None:
     assert compare(actions, np.array([[5000.0, 5000, 1]]), mean, np.array([0.05]), NO_MODEL, 8)[1].tolist() == [0]
     # The same for a noise that tells no one from another.
     assert compare(actions, np.array([[1.0, 1, 1]]), mean, np.array([0.05]), NO_MODEL, 8)[1].tolist() != [2]
+
+
+def test_the_more_actions_differ_the_further_behind_one_may_be_that_is_worth_measuring() -> None:
+    actions = np.array([[int(flat_action(p, 0, 0)) for p in range(1, 8)]])
+    # Of the last one next to nothing is known.
+    samples = np.array([[500.0] * 6 + [1.0]])
+    for apart, worth in ((0.1, False), (3.0, True)):
+        mean = np.array([[3.0, *(3.4 + apart * np.array([0.0, 0.9, 0.4, 0.6, 1.0])), 3.2]])
+        _, following = compare(actions, samples, mean, np.array([0.2]), NO_MODEL, 1)
+        assert (following[0] == 6) == worth, apart
 
 
 def test_no_key_is_no_work() -> None:

@@ -133,25 +133,30 @@ def _expected(by: float) -> tuple[int, np.ndarray]:
 
 def test_what_promises_to_be_the_best_is_what_is_expected_to_be_nearly_as_good_and_was_not_measured() -> None:
     new, expected = _expected(0.02)
-    assert promising(_drawn().means(KEY), ALL, expected, NO_MODEL, 1).tolist() == [new]
+    may = np.arange(N_ACTIONS)[None] == new
+    may[0, _drawn().means(KEY).action] = True
+    assert promising(_drawn().means(KEY), may, expected, NO_MODEL, 1).tolist() == [new]
     assert promising(_drawn().means(KEY), np.zeros_like(ALL), expected, NO_MODEL, 1).tolist() == [-1]
-    assert promising(_drawn().means(KEY), ALL, _expected(0.1)[1], NO_MODEL, 1).tolist() == [-1], (
+    assert promising(_drawn().means(KEY), may, _expected(0.1)[1], NO_MODEL, 1).tolist() == [-1], (
         "far behind, by all that is known"
     )
-    assert promising(_drawn().means(KEY), ALL, np.full_like(expected, np.inf), NO_MODEL, 1).tolist() == [-1], (
-        "nothing is known of it"
-    )
+    assert promising(_drawn().means(KEY), may, NOTHING, NO_MODEL, 1).tolist() == [-1], "nothing is known of it"
     evidence = _drawn()
     measured(evidence, 0, new, 1, 2.9)
-    assert promising(evidence.means(KEY), ALL, expected, NO_MODEL, 1).tolist() == [-1], "it was measured"
+    assert promising(evidence.means(KEY), may, expected, NO_MODEL, 1).tolist() == [-1], "it was measured"
     # What is like it is known to be slow, and the best is far ahead.
     evidence = _drawn(noise=0.01)
     for channels in (5, 7):
         measured(evidence, 0, int(flat_action(3, channels, 0)), 100, 3.6, 0.01)
     measured(evidence, 0, pair(4), 100, 2.6, 0.01)
-    assert promising(evidence.means(KEY), ALL, expected - 0.2, NO_MODEL, 1).tolist() == [-1]
+    assert promising(
+        evidence.means(KEY), may | (np.arange(N_ACTIONS) == pair(4)), expected - 0.2, NO_MODEL, 1
+    ).tolist() == [-1]
     nobody = np.zeros(0, np.int64)
     assert promising(_drawn().means(nobody), ALL[:0], expected[:0], NO_MODEL[:0], 1).tolist() == []
+
+
+NOTHING = np.full((1, N_ACTIONS), np.inf, np.float32)
 
 
 def test_a_model_that_is_wrong_about_a_pair_as_a_whole_is_right_about_its_channels() -> None:
@@ -164,7 +169,6 @@ def test_a_model_that_is_wrong_about_a_pair_as_a_whole_is_right_about_its_channe
     (action,) = promising(evidence.means(KEY), ALL, nothing, modelled.reshape(1, -1), 1)
     assert action_parts(action)[0] == 4
     assert action_parts(action)[1] in range(1, 6)
-    assert promising(evidence.means(KEY), ALL, nothing, NO_MODEL, 1).tolist() == [-1]
     # Where that has proved wrong of some of them, it says less of the others.
     for other in others[:4]:
         measured(evidence, 0, int(other), 1, 3.1)
@@ -186,16 +190,38 @@ def test_what_is_overlooked_is_of_a_pair_that_nobody_tried_and_is_expected_to_be
 
 def test_what_is_one_step_from_the_fastest_is_looked_at_whatever_is_expected_of_it() -> None:
     """Where a model is wrong about channels, nothing that it says leads to the right ones."""
-    evidence, expected = store(1), np.full((1, N_ACTIONS), 9.0, np.float32)
-    fastest, beside = int(flat_action(3, 4, 2)), [(3, 3, 2), (3, 5, 2), (3, 4, 1), (3, 4, 3)]
-    for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.5), (pair(2), 2.6), (pair(4), 2.7)):
+    fastest, beside = int(flat_action(3, 4, 2)), {(3, 3, 2), (3, 5, 2), (3, 4, 1), (3, 4, 3)}
+    evidence, alike = store(1), {(2, 4, 2), (4, 4, 2)}
+    for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.5), (pair(2), 2.55), (pair(4), 2.56)):
         measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
+    # What makes one pair fast may do so for others. Of NCCL's own channels and chunk nobody knows what is beside them.
+    assert set(_tried(evidence)) == beside | alike
+    assert promising(evidence.means(KEY), ~ALL, NOTHING, NO_MODEL, 1).tolist() == [-1]
+
+
+def _tried(evidence: Evidence, takes: float = 2.6) -> list[tuple[int, ...]]:
+    """What is promising where no model speaks, until nothing is: all of it takes as long."""
     tried = []
-    while (action := int(promising(evidence.means(KEY), ALL, expected, NO_MODEL, 1)[0])) >= 0:
+    while (action := int(promising(evidence.means(KEY), ALL, NOTHING, NO_MODEL, 1)[0])) >= 0:
         tried.append(tuple(int(part) for part in action_parts(action)))
-        measured(evidence, 0, action, 1, 2.6)
-    assert sorted(tried) == sorted(beside), "of NCCL's own channels and chunk nobody knows what is beside them"
-    assert not promising(evidence.means(KEY), ~ALL, expected, NO_MODEL, 1)[0] >= 0
+        measured(evidence, 0, action, 1, takes)
+    return tried
+
+
+def test_where_no_model_speaks_the_fastest_pair_is_tried_with_other_channels_than_nccls_own() -> None:
+    """NCCL's own are often too many, and from these no step leads to others."""
+    for takes, most in ((2.6, 8), (3.6, 3)):
+        evidence = store(1)
+        for action, mean in ((OWN_ACTION, 3.0), (pair(3), 2.55), (pair(2), 2.8)):
+            measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
+        tried = _tried(evidence, takes)
+        assert tried[0] == (3, 4, 0)
+        assert {(of, chunk) for of, _, chunk in tried} == {(3, 0)}
+        assert len(tried) <= most
+        assert max(abs(channels - 4) for _, channels, _ in tried) < len(tried), "step by step"
+    flat = np.zeros((1, N_PAIRS, N_CHANNELS, N_CHUNKS))
+    flat[0, :, 1:] = 1.0  # a model that knows better
+    assert promising(evidence.means(KEY), ALL, NOTHING, flat.reshape(1, -1), 1).tolist() == [-1]
 
 
 def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_fastest() -> None:

@@ -11,6 +11,7 @@ from looped import (
     exploiting,
     loop_of,
     network,
+    own_channels,
     pair,
     play,
     some_keys,
@@ -47,7 +48,7 @@ def test_a_key_that_is_checked_still_has_what_it_exploited() -> None:
 
 @pytest.mark.parametrize("by", [0.2, -0.2])
 def test_where_all_actions_take_longer_alike_the_choice_stands_and_nothing_is_learned(by: float) -> None:
-    loop = exploiting(some_keys(2))
+    loop = exploiting(own_channels(2))
     ratio = loop.evidence.ratio(np.array([0]))
     alarmed(loop, _slower(by))
     (drift,) = all_turns(loop, _slower(by))
@@ -57,11 +58,11 @@ def test_where_all_actions_take_longer_alike_the_choice_stands_and_nothing_is_le
     assert loop.evidence.baseline[0] == pytest.approx(3.0 + by, abs=0.05)
     assert loop.evidence.ratio(np.array([0])) == pytest.approx(ratio, abs=0.04)
     assert play(loop, 50, _slower(by), sigma=0.01, rows=[0]) == [], "that is how things are now"
-    assert loop.cusum.score[1] == exploiting(some_keys(2)).cusum.score[1]
+    assert loop.cusum.score[1] == exploiting(own_channels(2)).cusum.score[1]
 
 
 def test_what_has_drawn_all_it_draws_is_checked_as_well_and_exploits_if_its_choice_stands() -> None:
-    loop = loop_of(some_keys(2), compares=200)
+    loop = loop_of(own_channels(2), compares=200)
     play(loop, 1 + DRAWS + 10, network(), sigma=0.01, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     assert loop.phase[0] == Phase.LEARN
     alarmed(loop, _slower(0.15), 60)
@@ -202,8 +203,9 @@ def test_what_a_key_exploited_before_the_last_shift_is_looked_at_also_if_somethi
 def test_what_contends_of_the_same_pair_has_other_channels_if_anything_has() -> None:
     """Chunks are often alike: that one is as slow as another says nothing of the pair."""
     keys = some_keys(2)
-    keys.channels[:, 1, 4] = keys.chunks[:, 1, 2] = True
-    in_force, chunk, channels = pair(1), int(flat_action(1, 0, 2)), int(flat_action(1, 4, 0))
+    keys.channels[..., 1:] = False
+    keys.channels[:, 1, 5] = True
+    in_force, chunk, channels = pair(1), int(flat_action(1, 0, 2)), int(flat_action(1, 5, 0))
     for there in ([chunk, channels], [chunk]):
         loop = loop_of(keys, draws=8, draw_samples=1)
         times: Times = lambda row, action: {in_force: 2.9, chunk: 2.91, channels: 3.0}.get(action, 3.1)  # noqa: E731
@@ -262,7 +264,7 @@ def _five(by: float = 0.0) -> Times:
 
 def _drawn_five(slower: float = 0.0, seed: int = 0, **learning: int) -> tuple[Loop, list[Drift]]:
     """A key that has drawn all five; from the last draw on all take longer by so much."""
-    loop, drifts = loop_of(some_keys(2), draws=12, draw_samples=1, **learning), []
+    loop, drifts = loop_of(own_channels(2), draws=12, draw_samples=1, **learning), []
     for i in range(70):
         drawn = lambda due, of=1 + i % 5: np.full(due.draw.sum(), pair(of))  # noqa: E731
         times = _five(slower if i > 11 else 0.0)
@@ -299,7 +301,7 @@ def test_what_has_always_been_ahead_of_the_action_in_force_is_no_difference(slow
 @pytest.mark.parametrize("faster", [0.4, 0.9])
 def test_what_became_faster_while_a_key_compared_is_not_taken_for_the_best_of_all(faster: float) -> None:
     """What is measured first then is ahead of all else, and was measured too seldom before to raise an alarm."""
-    loop, drifts, after = loop_of(some_keys(2), draws=12, draw_samples=1, compares=4), [], 0
+    loop, drifts, after = loop_of(own_channels(2), draws=12, draw_samples=1, compares=4), [], 0
     for i in range(70):
         drawn = lambda due, of=1 + i % 5: np.full(due.draw.sum(), pair(of))  # noqa: E731
         times = _five(-faster if loop.decisions[0] > 13 else 0.0)

@@ -97,6 +97,26 @@ def test_a_pair_that_was_drawn_with_the_wrong_chunk_only_is_found_unless_a_model
     assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1) if off == 0.0 else pair(4))
 
 
+@pytest.mark.parametrize("told", [None, "wrong", "right"])
+@pytest.mark.parametrize("draws", [8, 40])
+def test_channels_that_nobody_drew_are_found_where_no_model_speaks(told: str | None, draws: int) -> None:
+    """While a key compares, and with draws that would repeat what is known. A model that is right says not to try."""
+    keys = some_keys(1)
+    if told:
+        keys.prior[:, 1], keys.prior[:, 2:8] = -0.1, 0.1 if told == "right" else 1.5
+        keys.prior[:, 1, 1:N_CHANNELS] = 2.0
+    loop, ran = loop_of(keys, draws=draws, draw_samples=1, sequence=16, compares=16), set()
+    few, some = int(flat_action(1, 3, 0)), int(flat_action(1, 4, 0))
+    for i in range(80):
+        drawn = lambda due, of=1 + i % 7: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        times = lambda _, action: {OWN_ACTION: 3.0, pair(1): 2.9, some: 2.8, few: 2.6}.get(action, 3.1)  # noqa: E731
+        play(loop, 1, times, sigma=0.01, seed=i, drawn=drawn)
+        ran.add(int(loop.wanted[0]))
+    assert loop.phase[0] == Phase.EXPLOIT
+    assert loop.wanted[0] == (pair(1) if told == "right" else few)
+    assert (few in ran) == (told != "right")
+
+
 def test_what_others_have_found_since_a_key_has_drawn_is_compared_as_well() -> None:
     """Key 0 has drawn pair 1; then key 1, which is next to it in size, finds out that pair 2 is as good."""
     loop = loop_of(some_keys(2), draws=4, compares=20)

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, network, observed, pair, play, some_keys
+from looped import (
+    UNTIL_EXPLOIT,
+    decided,
+    due_rows,
+    exploiting,
+    loop_of,
+    network,
+    observed,
+    own_channels,
+    pair,
+    play,
+    some_keys,
+)
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
@@ -133,7 +145,7 @@ def test_an_action_with_another_time_or_other_noise_is_no_drift() -> None:
 
 
 def test_after_a_shift_the_policy_is_told_and_sees_hints_against_the_new_baseline() -> None:
-    loop = exploiting(some_keys(8))
+    loop = exploiting(own_channels(8))
     observed(loop, [0] * 4, 2.9)
     assert due_rows(loop) == [0]
     assert _cusum(loop) == 0, "once it exploits, nobody is asked"

@@ -1,10 +1,11 @@
-"""The last draw is of NCCL's own choice: whether the network has changed while a key learned."""
+"""The last draw is of NCCL's own choice, and so is the last decision that compares: whether the network has changed
+while a key learned."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from looped import Times, loop_of, network, observed, pair, play, some_keys
+from looped import Times, loop_of, network, observed, own_channels, pair, play, some_keys
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.control import check
@@ -41,6 +42,37 @@ def test_one_odd_time_of_nccls_own_choice_costs_a_check_and_what_was_drawn_is_co
     assert [(drift.row, drift.anew) for drift in drifts] == [(0, False)]
     assert loop.shifts[0] == 0
     assert loop.checks.calm_until[0] == 0, "an alarm is looked into at once"
+
+
+def test_a_network_that_becomes_faster_while_a_key_compares_does_not_leave_it_worse_off_than_nccl() -> None:
+    """What is measured first from then on is ahead of all that was measured before."""
+    loop, row = loop_of(own_channels(2), draws=8, draw_samples=1, compares=12), np.array([0])
+    before, after = {OWN_ACTION: 3.0, pair(1): 2.9, pair(2): 2.95}, {OWN_ACTION: 2.8, pair(1): 2.75, pair(2): 2.85}
+    changed = False
+    for i in range(60):
+        if loop.decisions[0] == 8 + 6 and not changed:
+            loop.evidence.record(row, np.array([pair(2)]), np.array([8.0]), np.array([after[pair(2)]]), np.zeros(1))
+            changed = True
+        now = after if changed else before
+        times: Times = lambda _, action, now=now: now.get(action, 3.5)  # noqa: E731
+        play(loop, 1, times, sigma=0.005, seed=i, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert changed
+    assert loop.phase[0] == Phase.EXPLOIT
+    assert loop.wanted[0] != pair(2)
+
+
+@pytest.mark.parametrize(("own", "looks"), [(0.5, True), (0.9, False)])
+def test_the_last_decision_that_compares_is_one_time_of_nccls_own_choice_unless_that_is_hopeless(
+    own: float, looks: bool
+) -> None:
+    loop, asked = loop_of(own_channels(2), draws=8, draw_samples=1, compares=12), []
+    times: Times = lambda row, action: {OWN_ACTION: 3.0 + own, pair(1): 3.0}.get(action, 3.1)  # noqa: E731
+    for i in range(40):
+        if loop.decisions[0] == 8 + 12:
+            asked.append((int(loop.wanted[0]), int(loop.need[0])))
+        play(loop, 1, times, sigma=0.005, seed=i, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert asked[0] == ((OWN_ACTION, 1) if looks else (pair(1), 1))
+    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
 
 
 @pytest.mark.parametrize(
