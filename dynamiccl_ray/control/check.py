@@ -41,6 +41,8 @@ _NEARLY: Final = 0.1
 _SURE: Final = 3.0
 _LEAST: Final = 0.03
 _FAR: Final = 0.2
+# Standard deviation of what a change of the network does to one action beyond what it does to all.
+_APART: Final = 0.05
 # What is in force has moved by so much, as a log, within a check: the network changes.
 _MOVED: Final = 0.25
 # Standard deviation of the median of six normal numbers over that of their mean.
@@ -206,20 +208,50 @@ class Checks:
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
         """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``.
         ``deviation`` (R,) is of the mean of a batch of 8."""
-        out = np.zeros(len(rows), np.bool_)
-        turn = _MEDIAN * np.sqrt(2 * BATCH / TURNS) * deviation
-        for i, (row, level) in enumerate(zip(rows.tolist(), self.level(rows), strict=True)):
-            contend = np.flatnonzero(self.turns[row, :_CONTEND] == TURNS)
-            actions, now = self.actions[row, contend], level[contend]
-            of = np.full(len(contend), row)
-            then, samples = evidence.mean(of, actions), evidence.samples[of, actions]
-            moved = (now - now[0]) - np.where(samples > 0, then - then[0], 0.0)
-            samples = np.maximum(samples, 1)
-            error = np.sqrt(turn[i] ** 2 + float(evidence.noise[row]) ** 2 * (1 / samples + 1 / samples[0]))
-            changed = np.abs(moved) > np.maximum(_SURE * error, _LEAST)
-            overtaken = changed & (now < now[0])
-            out[i] = bool((overtaken | (changed & (np.abs(moved) > _FAR))).any())
-        return out
+        moved, error, _ = self._moved(rows, evidence, deviation)
+        changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == TURNS)
+        overtaken = changed & (self._off(rows)[:, :_CONTEND] < 0)
+        return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR))).any(-1))
+
+    def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:
+        """By how much, as a log, times are longer than by ``evidence``, in checks in which what contends stands: (R,)
+        of all of a key's actions, and (R, 5) of what contends beyond that. ``deviation`` as in ``differs``.
+
+        What was measured has moved by what all have in common, and by something of its own. Of the first, each weighs
+        as much as it says; the second is believed as far as it was measured well.
+        """
+        moved, error, alone = self._moved(rows, evidence, deviation)
+        weight = np.where(self._changed(moved, error), 0.0, 1 / (alone**2 + _APART**2))
+        shared = (weight * moved).sum(-1) / weight.sum(-1)
+        first = self.level(rows)[:, 0] - evidence.mean(rows, self.actions[rows, 0])
+        own = (moved - shared[:, None]) * _APART**2 / (alone**2 + _APART**2)
+        return np.asarray(first + shared), np.asarray(own)
+
+    def _moved(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64, Float64]:
+        """Of what contends, (R, 5) each: by how much longer it takes over the action in force than by ``evidence``, the
+        standard error of that, and of what it takes alone; 0, and infinite, for what was not measured."""
+        actions, turns = self.actions[rows, :_CONTEND], self.turns[rows, :_CONTEND]
+        of = np.broadcast_to(rows[:, None], actions.shape)
+        samples = np.where(actions >= 0, evidence.samples[of, actions], 0.0)
+        known = np.where(samples > 0, evidence.mean(of, actions), 0.0)
+        now = self._off(rows)[:, :_CONTEND]
+        then = np.where(samples > 0, known - known[:, :1], 0.0)
+        there = (actions >= 0) & (turns > 0)
+        turn = _MEDIAN**2 * BATCH / np.maximum(turns, 1) * deviation[:, None] ** 2
+        old = evidence.noise[rows].astype(np.float64)[:, None] ** 2 / np.maximum(samples, 1)
+        error = np.sqrt(turn + turn[:, :1] + old + old[:, :1])
+        alone = np.where(there & (samples > 0), np.sqrt(turn + old), np.inf)
+        return np.where(there, now - then, 0.0), np.where(there, error, np.inf), alone
+
+    def _off(self, rows: Int64) -> Float64:
+        """(R, 8) log times over those of the action in force, turn by turn."""
+        off = np.median(self.off[rows], -1)
+        off[:, 0] = 0.0
+        return np.asarray(off)
+
+    @staticmethod
+    def _changed(moved: Float64, error: Float64) -> Bool:
+        return np.asarray(np.abs(moved) > np.maximum(_SURE * error, _LEAST))
 
     def again(self, rows: Int64, deviation: Float64) -> Bool:
         """(R,) whether in a check that is over what was looked at is ahead of all that contends. Then the best of that

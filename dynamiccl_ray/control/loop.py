@@ -276,9 +276,11 @@ class Loop(Exploration):
         rows = np.union1d(anew, stands)
         if not len(rows):
             return []
-        known = self.evidence.mean(stands, self.checks.actions[stands, 0])
-        by = self.checks.level(stands)[:, 0] - known
+        by, of_each = self.checks.moved_by(stands, self.evidence, self.cusum.deviation(stands))
         self.evidence.move(stands, by)
+        for place, further in enumerate(of_each.T):
+            there = self.checks.actions[stands, place] >= 0
+            self.evidence.correct(stands[there], self.checks.actions[stands[there], place], further[there])
         self.evidence.fade(stands[np.abs(by) > _LEAST_MOVED], _FADED)
         # What was checked before all was compared is compared now, and there was no alarm.
         early = self._early(stands)

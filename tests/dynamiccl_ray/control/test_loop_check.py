@@ -411,7 +411,7 @@ def test_what_is_far_off_is_learned_anew_at_once_also_by_a_key_that_is_left_in_p
 def test_an_alarm_of_a_key_that_is_left_in_peace_waits_until_that_is_over_and_is_not_lost() -> None:
     loop = _in_peace(4)
     until = loop.checks.calm_until[0]
-    crossed: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
+    crossed: Times = lambda row, action: 2.98 if action == pair(1) else 2.7  # noqa: E731
     # Longer than the detector looks back: by then this is what it takes for usual.
     assert until - loop.measured[0] > 1000
     alarmed(loop, crossed, rounds=2000)

@@ -80,3 +80,45 @@ def test_what_a_check_has_not_shown_to_be_slower_gives_way_soon_once_it_is() -> 
         ran += 1
     assert ran <= 3, "decisions"
     assert loop.shifts[0] == 0
+
+
+def test_what_stands_a_little_otherwise_than_before_takes_what_the_check_has_measured() -> None:
+    """NCCL's own choice comes nearer, and many times from before the change say that it has not."""
+    loop, row = drawn_far(), np.array([0])
+    loop.evidence.record(row, row, np.array([100.0]), np.array([3.0]), np.array([0.01]))  # NCCL's own choice
+    nearer: Times = lambda row, action: 3.24 if action == OWN_ACTION else far(0.3)(row, action)  # noqa: E731
+    alarmed(loop, nearer)
+    assert [drift.anew for drift in all_turns(loop, nearer)] == [False]
+    assert loop.evidence.mean(row, np.array([OWN_ACTION])) == pytest.approx([3.24], abs=0.015)
+    assert loop.evidence.baseline[0] == pytest.approx(3.24, abs=0.015)
+    assert loop.evidence.ratio(row)[0, 1, 0] == pytest.approx(-0.04, abs=0.02)
+
+
+def _seems_slower(deviation: float) -> tuple[float, list[float]]:
+    """By how much all have moved, and each action that contends beyond that, where turns say 0.36 of the one in force
+    and 0.3 of NCCL's own choice. ``deviation`` is of a batch of 8 times."""
+    loop, row = drawn_far(), np.array([0])
+    loop._check(row)
+    checks, evidence = loop.checks, loop.evidence
+    assert checks.actions[0, :3].tolist() == [pair(1), OWN_ACTION, -1]
+    known = evidence.mean(np.zeros(2, np.int64), checks.actions[0, :2])
+    for column in (evidence.samples, evidence.total):
+        column[0, [pair(1), OWN_ACTION]] *= 100
+    checks.off[0, 0], checks.off[0, 1] = known[0] + 0.36, known[1] + 0.3 - (known[0] + 0.36)
+    checks.turns[0, :2] = check.TURNS
+    by, of_each = checks.moved_by(row, evidence, np.array([deviation]))
+    assert of_each[0, 2:].tolist() == [0, 0, 0]
+    return float(by[0]), of_each[0, :2].tolist()
+
+
+def test_chance_in_the_turns_of_the_action_in_force_moves_all_others_by_a_share_of_it() -> None:
+    """Where times vary by much: what was not measured would stand to it in another way than before."""
+    by, of_each = _seems_slower(0.05)
+    assert by == pytest.approx(0.33, abs=0.005)
+    assert of_each == pytest.approx([0.015, -0.015], abs=0.01)
+
+
+def test_where_times_hardly_vary_what_was_measured_has_moved_by_what_was_measured() -> None:
+    by, of_each = _seems_slower(0.0001)
+    assert by == pytest.approx(0.36, abs=0.001), "the other has changed, and says nothing of what all have in common"
+    assert [by + of for of in of_each] == pytest.approx([0.36, 0.3], abs=0.001)
