@@ -32,8 +32,8 @@ _REST: Final = 0.04
 _VARIANCE: Final = _PAIRS**2 + _CHANNELS[0] ** 2 + _CHUNKS[0] ** 2 + _REST**2
 # Of what a model says of the differences between actions, the share that holds: mean and standard deviation.
 _SLOPE: Final = (0.5, 0.5)
-# Of one key actions may differ by far more, or by less. Degrees of freedom that these deviations count for, and by what
-# factors their squares may be off.
+# Of one key actions may differ by far more, or by less, and what a model says may hold as much less. Degrees of freedom
+# that all these deviations count for, and by what factors their squares may be off.
 _FREEDOM: Final = 8.0
 _SCALES: Final = (0.25, 9.0)
 # Collectives for which a choice is used.

@@ -91,7 +91,7 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
     speaks, known = modelled.any(-1), samples > 0
     beside = _beside(actions[:, :_BESIDE], known[:, :_BESIDE])
     for row in np.flatnonzero(~speaks & known[:, 0]).tolist():
-        beside[row] |= _unheard(actions[row, known[row]])
+        beside[row] |= _unheard(actions[row, known[row]], allowed[row])
     beside &= new
     new &= np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
     every = np.broadcast_to(np.arange(N_ACTIONS), new.shape)
@@ -190,17 +190,21 @@ def _beside(actions: Int64, there: Bool) -> Bool:
     return out
 
 
-def _unheard(actions: Int64) -> Bool:
+def _unheard(actions: Int64, allowed: Bool) -> Bool:
     """(N_ACTIONS,) beside flat actions (M,), the fastest first, what a model would speak of. If the fastest has NCCL's
-    own channels, its pair with some in the middle, and then what is one step from what was measured; else other pairs
-    with its channels and chunk."""
+    own channels, its pair with some in the middle of what is ``allowed`` (N_ACTIONS,), and then what is one step from
+    what was measured; else other pairs with its channels and chunk."""
     out = np.zeros(N_ACTIONS, np.bool_)
     pair, channels, chunk = action_parts(actions)
     if channels[0] == 0:
-        measured = channels[(pair == pair[0]) & (chunk == chunk[0]) & (channels > 0)]
-        counts = np.concatenate([measured - 1, measured + 1]) if len(measured) else np.array([_MIDDLE])
-        counts = counts[(counts > 0) & (counts < N_CHANNELS)]
-        out[flat_action(pair[:1], counts, chunk[:1])] = True
+        may = flat_action(pair[:1], np.arange(1, N_CHANNELS), chunk[:1])
+        may = may[allowed[may]]
+        measured = np.flatnonzero(np.isin(may, actions))
+        if len(measured):
+            at = np.concatenate([measured - 1, measured + 1])
+            out[may[at[(at >= 0) & (at < len(may))]]] = True
+        elif len(may):
+            out[may[np.abs(action_parts(may)[1] - _MIDDLE).argmin()]] = True
     else:
         pairs = np.flatnonzero(_first_pairs(actions[None])[0])
         out[flat_action(pairs, channels[:1], chunk[:1])] = True

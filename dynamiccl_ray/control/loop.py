@@ -150,7 +150,9 @@ class Loop(Exploration):
         begun = baseline & ~self._over[rows]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
         learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
-        last = self._looks_back(rows, decided - 1) & ((actions == OWN_ACTION) | self.hopeless_earlier[rows])
+        # What is asked for after the draws is NCCL's own choice, or the best where that is hopeless.
+        asked = (actions == OWN_ACTION) | self.hopeless_earlier[rows] | (decided > self.draws()[rows])
+        last = self._looks_back(rows, decided - 1) & asked
         last &= self._off(of, _LEAST_MOVED)
         seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
         # What changes before the detector knows what is usual is usual to it.
@@ -234,7 +236,7 @@ class Loop(Exploration):
         drawing = (self.phase[rows] != Phase.EXPLOIT) & (self.decisions[rows] <= self.draws()[rows])
         checked = ~drawing & ~self.cusum.sudden(rows)
         # What contends is compared in the check.
-        compared = self.draws()[rows[checked]] + self.control.learning.compares
+        compared = self.draws()[rows[checked]] + self.control.learning.compares + 1
         self.decisions[rows[checked]] = np.maximum(self.decisions[rows[checked]], compared)
         self._check(rows[checked])
         if not checked.all():
@@ -247,11 +249,13 @@ class Loop(Exploration):
             return
         means, own = self.evidence.means(rows), self.evidence.baseline if own is None else own
         allowed, wanted = self._allowed(rows, means).reshape(-1, N_ACTIONS), self.wanted[rows]
-        # While a key learns, NCCL's own choice is in force for once: where it is hopeless, what is checked is the best.
+        # While a key learns, NCCL's own choice is in force for once: where it is hopeless, or all was compared, what is
+        # checked is the best.
         best = contest(means, allowed, _OFTEN).best
-        far = own[rows] - self.evidence.mean(rows, best) > check.HOPELESS
-        far &= (self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION)
-        wanted, hopeless = np.where(far, best, wanted), self.hopeless_earlier[rows] | far
+        for_once = (self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION)
+        far = for_once & (own[rows] - self.evidence.mean(rows, best) > check.HOPELESS)
+        compared = self.decisions[rows] >= self.draws()[rows] + self.control.learning.compares
+        wanted, hopeless = np.where(far | (for_once & compared), best, wanted), self.hopeless_earlier[rows] | far
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         self.checks.begin(rows, wanted, self.decisions[rows], self.evidence, allowed, hopeless)
         self._over[rows] = True
@@ -282,7 +286,7 @@ class Loop(Exploration):
             there = self.checks.actions[stands, place] >= 0
             self.evidence.correct(stands[there], self.checks.actions[stands[there], place], further[there])
         self.evidence.fade(stands[np.abs(by) > _LEAST_MOVED], _FADED)
-        # What was checked before all was compared is compared now, and there was no alarm.
+        # What was checked before all was compared is compared now; and there was no alarm.
         early = self._early(stands)
         self.decisions[stands[early]] = self.checks.began[stands[early]]
         self.checks.stand(stands[~early], self.measured[stands[~early]])
@@ -302,8 +306,8 @@ class Loop(Exploration):
         return [Drift(row=int(row), sample=-1, anew=bool(np.isin(row, anew))) for row in rows]
 
     def _early(self, rows: Int64) -> Bool:
-        """(R,) whether the checks of these keys began before all was compared."""
-        return np.asarray(self.checks.began[rows] < self.draws()[rows] + self.control.learning.compares)
+        """(R,) whether the checks of these keys began before they exploited."""
+        return np.asarray(self.checks.began[rows] <= self.draws()[rows] + self.control.learning.compares)
 
     def _go_on(self, rows: Int64) -> None:
         """Checks of these keys are over, and nothing is learned anew."""
@@ -370,7 +374,8 @@ class Loop(Exploration):
 
     def exploited(self) -> Int64:
         """(K,) flat action that each key exploits, or has exploited until its check began; -1 for a key that learns."""
-        compared = self.decisions > self.draws() + self.control.learning.compares
+        decided = np.where(self.phase == Phase.CHECK, self.checks.began, self.decisions)
+        compared = decided > self.draws() + self.control.learning.compares
         # Until something else is decided, what a check measured last is in force, also once it is over.
         checked = (self.phase == Phase.CHECK) | self.checks.turns.any(-1)
         exploits = np.isin(self.phase, (Phase.EXPLOIT, Phase.CHECK)) & compared

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from looped import decided, exploiting, loop_of, observed, pair, some_keys
+from looped import decided, exploiting, loop_of, observed, own_channels, pair, some_keys
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.config.control import Explore
@@ -101,7 +101,7 @@ def test_draws_that_cost_much_are_spread_so_that_no_window_holds_more_than_its_s
 
 def test_noise_alone_costs_next_to_nothing() -> None:
     us = {OWN_ACTION: 10.0, pair(1): 10.0, pair(2): 10.0}
-    loop = loop_of(some_keys(4), explore={"max_regret": 0.03, "window": 1000}, draws=48, draw_samples=1)
+    loop = loop_of(own_channels(4), explore={"max_regret": 0.03, "window": 1000}, draws=48, draw_samples=1)
     _played(loop, us, 0.05, 80)
     assert (loop.decisions >= 48).all(), "no draw was put off"
     # The best of what was measured once is what noise made fast: every draw seems to cost a part of the noise.

@@ -219,6 +219,13 @@ def test_where_no_model_speaks_the_fastest_pair_is_tried_with_other_channels_tha
         assert {(of, chunk) for of, _, chunk in tried} == {(3, 0)}
         assert len(tried) <= most
         assert max(abs(channels - 4) for _, channels, _ in tried) < len(tried), "step by step"
+    few = ALL.reshape(1, N_PAIRS, N_CHANNELS, N_CHUNKS).copy()
+    few[:, :, 3:] = few[:, :, 1] = False  # of a communicator with two channels
+    evidence = store(1)
+    for action, mean in ((OWN_ACTION, 3.0), (pair(3), 2.55), (pair(2), 2.8)):
+        measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
+    only = promising(evidence.means(KEY), few.reshape(1, -1), NOTHING, NO_MODEL, 1)
+    assert only.tolist() == [flat_action(3, 2, 0)]
     flat = np.zeros((1, N_PAIRS, N_CHANNELS, N_CHUNKS))
     flat[0, :, 1:] = 1.0  # a model that knows better
     assert promising(evidence.means(KEY), ALL, NOTHING, flat.reshape(1, -1), 1).tolist() == [-1]

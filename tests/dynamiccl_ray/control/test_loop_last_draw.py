@@ -3,6 +3,8 @@ while a key learned."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from looped import Times, loop_of, network, observed, own_channels, pair, play, some_keys
@@ -59,6 +61,55 @@ def test_a_network_that_becomes_faster_while_a_key_compares_does_not_leave_it_wo
     assert changed
     assert loop.phase[0] == Phase.EXPLOIT
     assert loop.wanted[0] != pair(2)
+
+
+def _compared(times: Callable[[int], Times], seeds: int = 40) -> tuple[Loop, list[Drift]]:
+    """Until it exploits. ``times`` are of the decisions that it has had."""
+    loop, drifts = loop_of(own_channels(2), draws=8, draw_samples=1, compares=12), []
+    for i in range(seeds):
+        now = times(int(loop.decisions[0]))
+        drawn = lambda due, of=1 + i % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        drifts += play(loop, 1, now, sigma=0.005, seed=i, rows=[0], drawn=drawn)
+        if loop.phase[0] == Phase.EXPLOIT:
+            break
+    return loop, drifts
+
+
+def test_where_nccls_own_choice_alone_has_moved_nothing_is_learned_anew() -> None:
+    """What is checked at the end of comparing is the best: it stays ahead."""
+
+    def times(decisions: int) -> Times:
+        return lambda _, action: {OWN_ACTION: 3.0 + 0.1 * (decisions > 10), pair(1): 2.7, pair(2): 2.75}.get(action, 4)
+
+    loop, drifts = _compared(times)
+    assert [drift.anew for drift in drifts] == [False]
+    assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, pair(1), 0)
+    assert loop.checks.calm_until[0] == 0, "there was no alarm"
+
+
+def test_the_last_decision_that_compares_shows_that_the_network_changed_also_where_nccls_own_choice_is_hopeless() -> (
+    None
+):
+    def times(decisions: int) -> Times:
+        by = -0.15 * (decisions > 18)
+        return lambda _, action: {OWN_ACTION: 3.9 + by, pair(1): 2.9 + by, pair(2): 3.0 + by}.get(action, 4.5)
+
+    _, drifts = _compared(times)
+    assert [drift.anew for drift in drifts] == [False]
+
+
+def test_what_was_exploited_before_the_last_shift_is_not_forgotten_by_a_check_of_what_was_compared() -> None:
+    loop, _ = _compared(lambda _: lambda _, action: 2.9 if action == pair(1) else 3.0)
+    loop.shift(np.array([0]))
+    assert loop.settled[0] == pair(1)
+    while loop.decisions[0] < loop.draws()[0] + 12:
+        play(loop, 1, lambda _, action: {OWN_ACTION: 3.0, pair(2): 2.8}.get(action, 3.5), sigma=0.005, rows=[0])
+    loop._check(np.array([0]))
+    for _ in range(4):
+        play(loop, 1, lambda _, action: {OWN_ACTION: 3.0, pair(2): 2.8}.get(action, 3.5), sigma=0.005, rows=[0])
+    assert (loop.phase[0], loop.exploited()[0]) == (Phase.CHECK, -1)
+    loop.shift(np.array([0]))
+    assert loop.settled[0] == pair(1)
 
 
 @pytest.mark.parametrize(("own", "looks"), [(0.5, True), (0.9, False)])
