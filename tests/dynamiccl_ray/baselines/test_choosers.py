@@ -68,6 +68,6 @@ def test_the_last_table_explores_hardly_and_is_hard_to_beat_where_nothing_has_ch
     scenario = _still()
     trace = run(scenario, LastTable, STEPS, 0)
     drawn = _drawn(trace)
-    # What would only repeat what is known goes to a pair that nobody has tried, as for every chooser.
-    assert np.mean([(of_key == of_key[0]).mean() for of_key in drawn.T]) > 0.8
+    # What would only repeat what is known goes to what nobody has tried, as for every chooser.
+    assert np.mean([(of_key == of_key[0]).mean() for of_key in drawn.T]) > 0.7
     assert relative_regret([[trace]]) < relative_regret([[run(scenario, Thompson, STEPS, 0)]])

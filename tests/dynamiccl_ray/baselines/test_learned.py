@@ -93,7 +93,10 @@ def test_a_shift_is_found_and_learned_anew() -> None:
     pairs = action_parts(trace.actions)[0]
     assert method.alarms >= 1
     assert (pairs[300:400] == 1).all()
-    assert (pairs[600:] == 2).all()
+    # Once, when it has compared, a key looks back at NCCL's own choice.
+    looks = pairs[600:] == OWN_PAIR
+    assert (looks.sum(0) <= 1).all()
+    assert (pairs[600:][~looks] == 2).all()
     measured_anew = (trace.actions[400:440] == OWN_ACTION).all(-1)
     assert measured_anew.sum() == BASELINE
 
