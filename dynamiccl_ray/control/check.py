@@ -210,7 +210,8 @@ class Checks:
         ``deviation`` (R,) is of the mean of a batch of 8."""
         moved, error, _ = self._moved(rows, evidence, deviation)
         changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == TURNS)
-        overtaken = changed & (self._off(rows)[:, :_CONTEND] < 0)
+        level = self.level(rows)[:, :_CONTEND]
+        overtaken = changed & (level < level[:, :1])
         return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR))).any(-1))
 
     def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:
@@ -234,20 +235,14 @@ class Checks:
         of = np.broadcast_to(rows[:, None], actions.shape)
         samples = np.where(actions >= 0, evidence.samples[of, actions], 0.0)
         known = np.where(samples > 0, evidence.mean(of, actions), 0.0)
-        now = self._off(rows)[:, :_CONTEND]
+        now = self.level(rows)[:, :_CONTEND]
         then = np.where(samples > 0, known - known[:, :1], 0.0)
         there = (actions >= 0) & (turns > 0)
         turn = _MEDIAN**2 * BATCH / np.maximum(turns, 1) * deviation[:, None] ** 2
         old = evidence.noise[rows].astype(np.float64)[:, None] ** 2 / np.maximum(samples, 1)
         error = np.sqrt(turn + turn[:, :1] + old + old[:, :1])
         alone = np.where(there & (samples > 0), np.sqrt(turn + old), np.inf)
-        return np.where(there, now - then, 0.0), np.where(there, error, np.inf), alone
-
-    def _off(self, rows: Int64) -> Float64:
-        """(R, 8) log times over those of the action in force, turn by turn."""
-        off = np.median(self.off[rows], -1)
-        off[:, 0] = 0.0
-        return np.asarray(off)
+        return np.where(there, now - now[:, :1] - then, 0.0), np.where(there, error, np.inf), alone
 
     @staticmethod
     def _changed(moved: Float64, error: Float64) -> Bool:
