@@ -226,14 +226,13 @@ class Evidence:
             of[rows] += by
 
     def correct(self, rows: Int64, actions: Int64, by: Float64) -> None:
-        """What was measured of flat actions (R,) is longer by so much (R,), as a log, of these actions alone."""
+        """Flat actions (R,) take longer by so much (R,), as a log, and no others do. The baseline is what NCCL's own
+        choice takes once that is recorded the next time."""
         pair, channels, chunk = action_parts(actions)
         more = self.samples[rows, actions] * by
         self.total[rows, actions] += more
         self.by_channels_total[rows, pair, channels] += more
         self.by_chunk_total[rows, pair, chunk] += more
-        own = rows[actions == OWN_ACTION]
-        self.baseline[own] += by[actions == OWN_ACTION]
 
     def fade(self, rows: Int64, most: float) -> None:
         """What was measured of these keys counts for so many samples of an action at most."""

@@ -303,3 +303,19 @@ def test_the_state_goes_through_a_file_and_back() -> None:
     rows = np.arange(3)
     np.testing.assert_array_equal(again.ratio(rows), evidence.ratio(rows))
     assert sum(value.nbytes for value in evidence.state().values()) < 20_000, "zeros are left out"
+
+
+def test_what_is_corrected_of_one_action_moves_what_it_says_of_its_channels_and_its_chunk() -> None:
+    evidence, one, other = store(2), int(flat_action(2, 3, 4)), int(flat_action(2, 3, 5))
+    for row in range(2):
+        measured(evidence, row, OWN_ACTION, 4, 3.0, begin=True)
+        for action in (one, other):
+            measured(evidence, row, action, 2, 2.8)
+    evidence.correct(np.array([0]), np.array([one]), np.array([0.1]))
+    rows = np.arange(2)
+    assert evidence.mean(rows, np.array([one, one])) == pytest.approx([2.9, 2.8])
+    assert evidence.mean(rows, np.array([other, other])) == pytest.approx([2.8, 2.8])
+    assert evidence.ratio(rows)[:, 2, 3] == pytest.approx([-0.15, -0.2])
+    of_chunk = evidence.by_chunk_total[:, 2] / np.maximum(evidence.by_chunk[:, 2], 1)
+    assert of_chunk[:, 4] == pytest.approx([2.9, 2.8])
+    assert of_chunk[:, 5] == pytest.approx([2.8, 2.8])

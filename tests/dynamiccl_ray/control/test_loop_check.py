@@ -69,6 +69,7 @@ def test_what_has_drawn_all_it_draws_is_checked_as_well_and_exploits_if_its_choi
     assert loop.shifts[0] == 0
     (drift,) = all_turns(loop, _slower(0.15))
     assert not drift.anew
+    assert loop.checks.calm_until[0] > loop.measured[0], "there was an alarm"
     assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, pair(1), 0)
 
 

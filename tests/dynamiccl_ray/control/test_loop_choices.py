@@ -117,6 +117,22 @@ def test_channels_that_nobody_drew_are_found_where_no_model_speaks(told: str | N
     assert (few in ran) == (told != "right")
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_where_a_model_speaks_what_is_known_is_compared(told: bool) -> None:
+    """The model takes other channels for as good as NCCL's own: to try them all says nothing new."""
+    keys, asked = some_keys(1), set()
+    if told:
+        keys.prior[:, 1], keys.prior[:, 2:7] = -0.1, 0.1
+    loop = loop_of(keys, draws=8, draw_samples=1, compares=16)
+    for i in range(40):
+        drawn = lambda due, of=1 + i % 5: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        if loop.phase[0] == Phase.LEARN and loop.decisions[0] > 8:
+            asked.add(int(loop.wanted[0]))
+        times = lambda _, action: {OWN_ACTION: 3.0, pair(1): 2.9}.get(action, 3.1)  # noqa: E731
+        play(loop, 1, times, sigma=0.01, seed=i, drawn=drawn)
+    assert (asked <= {OWN_ACTION, *(pair(i) for i in range(1, 8))}) == told
+
+
 def test_what_others_have_found_since_a_key_has_drawn_is_compared_as_well() -> None:
     """Key 0 has drawn pair 1; then key 1, which is next to it in size, finds out that pair 2 is as good."""
     loop = loop_of(some_keys(2), draws=4, compares=20)
