@@ -35,6 +35,9 @@ MOST_BYTES: Final = 1 << 22
 MOST_VALUES: Final = 100_000
 """Of a YAML file, as it is without aliases."""
 
+MOST_BRACKETS: Final = 100
+"""Open at once."""
+
 
 class Section(BaseModel):
     """Unknown keys are refused; nothing changes after loading. Docstrings of fields are in the JSON Schema."""
@@ -136,6 +139,15 @@ def read_text(path: Path, what: str) -> str:
         raise ConfigError(f"{path}: not UTF-8: {e.reason} at byte {e.start}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML's scanner looks at each open bracket for each that it reads: a line of brackets would take it seconds."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= MOST_BRACKETS:
+            raise RecursionError
+        super().fetch_flow_collection_start(token)
+
+
 def _parse(source: str, text: str) -> tuple[yaml.Node, Any]:
     """The nodes, which know their lines, and plain values. A few lines of aliases can stand for more values than fit
     into memory, so they are counted first.
@@ -143,7 +155,7 @@ def _parse(source: str, text: str) -> tuple[yaml.Node, Any]:
     Raises ConfigError for all that is no YAML, and for keys that are given twice.
     """
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _Loader(text)
         try:
             node = loader.get_single_node()
             if node is None:
