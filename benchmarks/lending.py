@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dynamiccl_ray.config.curriculum import load_curriculum
+from dynamiccl_ray.knobs import N_PROTOCOLS
 from dynamiccl_ray.simulation.scenario import Scenario
 from dynamiccl_ray.simulation.splits import stage_scenarios
 
@@ -48,6 +50,23 @@ def by_steps(ratio: NDArray[np.float64], axis: int) -> dict[int, NDArray[np.floa
     return {n: (values[..., n:] - values[..., :-n]).ravel() / np.sqrt(2) for n in STEPS if n < values.shape[-1]}
 
 
+def shared(ratio: NDArray[np.float64], axis: int) -> dict[str, NDArray[np.float64]]:
+    """Sums (3,) of x y, x^2 and y^2 over two pairs' differences between values of an axis as in ``by_steps``, up to
+    three steps apart with all else alike: of pairs of one algorithm, of one protocol, or of neither."""
+    values = ratio[:, 1:, 1:] if axis == 2 else ratio[:, 1:, :, 1:]
+    out = {name: np.zeros(3) for name in ("algorithm", "protocol", "neither")}
+    for n in STEPS[:3]:
+        size = values.shape[axis]
+        apart = values.take(range(n, size), axis) - values.take(range(size - n), axis)
+        for a, b in combinations(range(values.shape[1]), 2):
+            (of_a, like_a), (of_b, like_b) = divmod(a, N_PROTOCOLS), divmod(b, N_PROTOCOLS)
+            name = "algorithm" if of_a == of_b else "protocol" if like_a == like_b else "neither"
+            x, y = apart[:, a], apart[:, b]
+            both = np.isfinite(x) & np.isfinite(y)
+            out[name] += [(u[both] * v[both]).sum() for u, v in ((x, y), (x, x), (y, y))]
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scenarios", type=int, default=40, help="of each stage")
@@ -58,6 +77,7 @@ def main() -> None:
     alone: dict[str, dict[int, list[NDArray[np.float64]]]] = {
         name: {n: [] for n in STEPS} for name in ("channels", "chunks")
     }
+    between = {name: {kind: np.zeros(3) for kind in ("algorithm", "protocol", "neither")} for name in alone}
     for i, stage in enumerate(curriculum.stages):
         for scenario in stage_scenarios(stage, curriculum, (SEED, i), given.scenarios):
             ratio = ratios(scenario)
@@ -76,6 +96,8 @@ def main() -> None:
             for name, axis in (("channels", 2), ("chunks", 3)):
                 for n, of in by_steps(ratio, axis).items():
                     alone[name][n].append(of)
+                for kind, sums in shared(ratio, axis).items():
+                    between[name][kind] += sums
             stale += [(ratios(scenario, p) - ratio).ravel() for p in range(1, len(scenario.starts))]
     print(
         json.dumps(
@@ -87,6 +109,13 @@ def main() -> None:
                 **{
                     f"{name}_by_steps": {n: spread(np.concatenate(of)) for n, of in apart_by.items() if of}
                     for name, apart_by in alone.items()
+                },
+                # Correlations of what values are worth to two pairs.
+                **{
+                    f"{name}_between_pairs": {
+                        kind: round(float(xy / np.sqrt(xx * yy)), 2) for kind, (xy, xx, yy) in of.items()
+                    }
+                    for name, of in between.items()
                 },
             },
             indent=1,

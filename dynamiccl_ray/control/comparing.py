@@ -21,6 +21,7 @@ from scipy.special import ndtr
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, action_parts
 from dynamiccl_ray.arrays import Bool, Float64, Int64
+from dynamiccl_ray.knobs import N_PAIRS, N_PROTOCOLS, OWN_PAIR
 
 # Standard deviations of log times on the jobs that a policy is trained on (benchmarks/lending.py): between pairs, ...
 _PAIRS: Final = 0.2
@@ -29,6 +30,10 @@ _PAIRS: Final = 0.2
 _CHANNELS: Final = (0.12, 1.5)
 _CHUNKS: Final = (0.14, 4.0)
 _REST: Final = 0.04
+# How much of what channels, or a chunk, are worth any two pairs have in common; and how much more if they are of one
+# algorithm, or of one protocol.
+_SHARED_CHANNELS: Final = (0.1, 0.55, 0.3)
+_SHARED_CHUNKS: Final = (0.3, 0.45, 0.0)
 _VARIANCE: Final = _PAIRS**2 + _CHANNELS[0] ** 2 + _CHUNKS[0] ** 2 + _REST**2
 # Of what a model says of the differences between actions, the share that holds: mean and standard deviation.
 _SLOPE: Final = (0.5, 0.5)
@@ -149,19 +154,35 @@ def _expected_gain(behind: Float64, deviation: Float64) -> Float64:
 
 def _prior(actions: Int64, others: Int64) -> Float64:
     """(R, N, M) covariances of the log times of actions (R, N) with others (R, M) before anything is measured."""
-    (pair, detail), (of_pair, of_detail) = np.divmod(actions, len(_OF_PAIR)), np.divmod(others, len(_OF_PAIR))
-    covariance = _OF_PAIR[detail[:, :, None], of_detail[:, None]]
-    covariance = np.where(pair[:, :, None] == of_pair[:, None], covariance, 0.0)
-    return np.asarray(covariance + _REST**2 * (actions[:, :, None] == others[:, None]))
+    (pair, channels, chunk), (of_pair, of_channels, of_chunk) = action_parts(actions), action_parts(others)
+    row, of_row = pair * N_CHANNELS + channels, of_pair * N_CHANNELS + of_channels
+    covariance = _OF_CHANNELS[row[:, :, None], of_row[:, None]]
+    row, of_row = pair * N_CHUNKS + chunk, of_pair * N_CHUNKS + of_chunk
+    covariance += _OF_CHUNKS[row[:, :, None], of_row[:, None]]
+    covariance += _REST**2 * (actions[:, :, None] == others[:, None])
+    return np.asarray(covariance)
 
 
-def _alike(value: Int64, deviation: float, reach: float) -> Float64:
-    """(N, N) covariances of what values (N,) are worth; NCCL's own, 0, is like no other."""
+def _alike(values: int, deviation: float, reach: float) -> Float64:
+    """(N, N) covariances of what so many values are worth; NCCL's own, 0, is like no other."""
+    value = np.arange(values)
     apart = np.abs(value[:, None] - value)
     own = (value == 0)[:, None] != (value == 0)
     return np.asarray(np.where(own, 0.0, deviation**2 * np.exp(-apart / reach)))
 
 
-# Of what has a pair in common, by its number among the actions of a pair.
-_, _channels, _chunk = action_parts(np.arange(N_CHANNELS * N_CHUNKS))
-_OF_PAIR: Final = _PAIRS**2 + _alike(_channels, *_CHANNELS) + _alike(_chunk, *_CHUNKS)
+def _between(every: float, algorithm: float, protocol: float) -> Float64:
+    """(N_PAIRS, N_PAIRS) by how much two pairs have in common what a value is worth: any two, more of one algorithm,
+    and of one protocol. NCCL's own choice is no pair."""
+    algorithms, protocols = np.divmod(np.arange(N_PAIRS) - 1, N_PROTOCOLS)
+    alike = every + algorithm * np.equal.outer(algorithms, algorithms) + protocol * np.equal.outer(protocols, protocols)
+    alike[OWN_PAIR] = alike[:, OWN_PAIR] = 0.0
+    np.fill_diagonal(alike, 1.0)
+    return np.asarray(alike)
+
+
+# By (pair, channels), with what a pair is worth; and by (pair, chunk).
+_OF_CHANNELS: Final = np.kron(_between(*_SHARED_CHANNELS), _alike(N_CHANNELS, *_CHANNELS)) + np.kron(
+    _PAIRS**2 * np.eye(N_PAIRS), np.ones((N_CHANNELS, N_CHANNELS))
+)
+_OF_CHUNKS: Final = np.kron(_between(*_SHARED_CHUNKS), _alike(N_CHUNKS, *_CHUNKS))

@@ -98,7 +98,7 @@ class Loop(Exploration):
         """(K,) samples of each decision."""
         learning = self.control.learning
         every = np.arange(len(self))
-        drawn = (self.decisions <= self.draws()) | self._looks_back(every, self.decisions - 1)
+        drawn = (self.decisions <= self.draws()) | self._looks_once(every, self.decisions - 1)
         looks = (drawn & (self.resting == 0)) | self._first(every, self.wanted)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
@@ -189,6 +189,12 @@ class Loop(Exploration):
         last_draw = (done == draws - 1) & (draws >= _AGAIN)
         last = (done == draws + compares - 1) & (compares >= _AGAIN)
         return np.asarray((last_draw | last) & self.cusum.watches)
+
+    def _looks_once(self, rows: Int64, done: Int64) -> Bool:
+        """(R,) of keys that look back with the last decision that compares, whether a draw's samples are enough to see
+        a network that has changed by ``_SURPRISE``."""
+        last = done == self.draws()[rows] + self.control.learning.compares - 1
+        return np.asarray(last & self._looks_back(rows, done) & (_SAME * self.evidence.noise[rows] <= _SURPRISE))
 
     def _off(self, of: Closed, least: float) -> Bool:
         """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
@@ -419,7 +425,7 @@ class Loop(Exploration):
             new = self._unmeasured(rows[compares], of, flat[compares], measured.tried[compares], idle)
             following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
-        looks = draw | again | self._first(rows, fixed)
+        looks = draw | (again & (done < draws)) | self._looks_once(rows, done) | self._first(rows, fixed)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked = self.checks.next(rows[checking])

@@ -188,8 +188,8 @@ def test_what_may_be_the_best_is_compared() -> None:
         decided(loop)
         compared.append(int(loop.wanted[0]))
         observed(loop, [0] * 4, 2.9)
-    # In turn; NCCL's own choice and pair 3 are behind.
-    assert compared == [pair(2), pair(1), pair(2), pair(1)]
+    # One as often as the other; NCCL's own choice and pair 3 are behind.
+    assert sorted(compared) == [pair(1), pair(1), pair(2), pair(2)]
     decided(loop)
     assert loop.phase[0] == Phase.EXPLOIT
     assert loop.wanted[0] == pair(1)
