@@ -191,10 +191,13 @@ class Loop(Exploration):
         return np.asarray((last_draw | last) & self.cusum.watches)
 
     def _looks_once(self, rows: Int64, done: Int64) -> Bool:
-        """(R,) of keys that look back with the last decision that compares, whether a draw's samples are enough to see
-        a network that has changed by ``_SURPRISE``."""
+        """(R,) of keys that look back with the last decision that compares, whether a draw's samples are enough: to see
+        a network that has changed by ``_SURPRISE``, or because NCCL's own choice is too far behind for that to matter.
+        """
         last = done == self.draws()[rows] + self.control.learning.compares - 1
-        return np.asarray(last & self._looks_back(rows, done) & (_SAME * self.evidence.noise[rows] <= _SURPRISE))
+        seen = _SAME * self.evidence.noise[rows] <= _SURPRISE
+        far = self.evidence.baseline[rows] - self._best[rows] > _SURPRISE
+        return np.asarray(last & self._looks_back(rows, done) & (seen | far))
 
     def _off(self, of: Closed, least: float) -> Bool:
         """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""

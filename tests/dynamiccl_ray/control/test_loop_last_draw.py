@@ -126,13 +126,13 @@ def test_the_last_decision_that_compares_is_one_time_of_nccls_own_choice_unless_
     assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
 
 
-@pytest.mark.parametrize(("noise", "takes"), [(0.04, 1), (0.1, 4)])
+@pytest.mark.parametrize(("noise", "behind", "takes"), [(0.04, 0.1, 1), (0.1, 0.1, 4), (0.1, 0.3, 1)])
 def test_where_one_time_of_nccls_own_choice_says_next_to_nothing_the_last_decision_that_compares_takes_more(
-    noise: float, takes: int
+    noise: float, behind: float, takes: int
 ) -> None:
     """A noisy key compared while all became a third faster, and ended with the first action that it measured then."""
     loop, asked = loop_of(own_channels(2), draws=8, draw_samples=1, compares=12), []
-    times: Times = lambda row, action: {OWN_ACTION: 3.3, pair(1): 3.0}.get(action, 3.2)  # noqa: E731
+    times: Times = lambda row, action: {OWN_ACTION: 3.0 + behind, pair(1): 3.0}.get(action, 3.2)  # noqa: E731
     for i in range(80):
         loop.evidence.square[:], loop.evidence.freedom[:] = 1e6 * noise**2, 1e6
         if loop.decisions[0] == 8 + 12:
