@@ -26,6 +26,7 @@ CURRICULUM = Path(__file__).parents[1] / "experiments" / "curricula" / "default.
 SEED = 0x1E4D
 OCTAVES = (0.5, 1, 2, 4, 8)
 STEPS = (1, 2, 3, 4, 6)
+BETWEEN = [f"{kind}{own}" for kind in ("algorithm", "protocol", "neither") for own in ("", ", own")]
 # What is far behind is not tried, and how far does not matter.
 REACH = 0.7
 
@@ -52,18 +53,21 @@ def by_steps(ratio: NDArray[np.float64], axis: int) -> dict[int, NDArray[np.floa
 
 def shared(ratio: NDArray[np.float64], axis: int) -> dict[str, NDArray[np.float64]]:
     """Sums (3,) of x y, x^2 and y^2 over two pairs' differences between values of an axis as in ``by_steps``, up to
-    three steps apart with all else alike: of pairs of one algorithm, of one protocol, or of neither."""
-    values = ratio[:, 1:, 1:] if axis == 2 else ratio[:, 1:, :, 1:]
-    out = {name: np.zeros(3) for name in ("algorithm", "protocol", "neither")}
-    for n in STEPS[:3]:
-        size = values.shape[axis]
-        apart = values.take(range(n, size), axis) - values.take(range(size - n), axis)
+    three steps apart with all else alike, and between all values and NCCL's own: of pairs of one algorithm, of one
+    protocol, or of neither."""
+    values = ratio[:, 1:]
+    size, out = values.shape[axis], {name: np.zeros(3) for name in BETWEEN}
+    differences = [(range(1 + n, size), range(1, size - n)) for n in STEPS[:3]]
+    for i, (upper, lower) in enumerate([*differences, (range(1, size), [0])]):
+        apart = values.take(upper, axis) - values.take(lower, axis)
         for a, b in combinations(range(values.shape[1]), 2):
             (of_a, like_a), (of_b, like_b) = divmod(a, N_PROTOCOLS), divmod(b, N_PROTOCOLS)
             name = "algorithm" if of_a == of_b else "protocol" if like_a == like_b else "neither"
             x, y = apart[:, a], apart[:, b]
             both = np.isfinite(x) & np.isfinite(y)
-            out[name] += [(u[both] * v[both]).sum() for u, v in ((x, y), (x, x), (y, y))]
+            out[f"{name}, own" if i == len(differences) else name] += [
+                (u[both] * v[both]).sum() for u, v in ((x, y), (x, x), (y, y))
+            ]
     return out
 
 
@@ -77,7 +81,7 @@ def main() -> None:
     alone: dict[str, dict[int, list[NDArray[np.float64]]]] = {
         name: {n: [] for n in STEPS} for name in ("channels", "chunks")
     }
-    between = {name: {kind: np.zeros(3) for kind in ("algorithm", "protocol", "neither")} for name in alone}
+    between = {name: {kind: np.zeros(3) for kind in BETWEEN} for name in alone}
     for i, stage in enumerate(curriculum.stages):
         for scenario in stage_scenarios(stage, curriculum, (SEED, i), given.scenarios):
             ratio = ratios(scenario)

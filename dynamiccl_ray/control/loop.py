@@ -98,7 +98,7 @@ class Loop(Exploration):
         """(K,) samples of each decision."""
         learning = self.control.learning
         every = np.arange(len(self))
-        drawn = (self.decisions <= self.draws()) | self._looks_once(every, self.decisions - 1)
+        drawn = (self.decisions <= self.draws()) | self._looks_once(every, self.decisions - 1, self.wanted)
         looks = (drawn & (self.resting == 0)) | self._first(every, self.wanted)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
@@ -140,7 +140,10 @@ class Loop(Exploration):
         of = of.as_if(np.where(alone, ran, np.maximum(self._takes()[rows], BATCH)))
         self._spend(of, ran, ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting)
         alarm = np.full(len(rows), -1)
-        watched = np.flatnonzero(~baseline & ~checking & (self.evidence.samples[rows, actions] >= _KNOWN))
+        # What looks back is judged below: that NCCL's own choice alone has become slower is no alarm.
+        looked = self._looks_last(rows, decided - 1) & (phase != Phase.EXPLOIT)
+        known = self.evidence.samples[rows, actions] >= _KNOWN
+        watched = np.flatnonzero(~baseline & ~checking & ~looked & known)
         alarm[watched] = self._watch(of.part(watched), counts[watched], log_us[np.isin(samples.row, rows[watched])])
         quiet = alarm < 0
         self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
@@ -190,14 +193,19 @@ class Loop(Exploration):
         last = (done == draws + compares - 1) & (compares >= _AGAIN)
         return np.asarray((last_draw | last) & self.cusum.watches)
 
-    def _looks_once(self, rows: Int64, done: Int64) -> Bool:
-        """(R,) of keys that look back with the last decision that compares, whether a draw's samples are enough: to see
-        a network that has changed by ``_SURPRISE``, or because NCCL's own choice is too far behind for that to matter.
+    def _looks_once(self, rows: Int64, done: Int64, actions: Int64) -> Bool:
+        """(R,) of keys that look back with the last decision that compares, whether a draw's samples of what that
+        measures are enough: they show a network that has changed by ``_SURPRISE``, or by as much as NCCL's own choice
+        is behind. A lesser change leaves that no better than what is taken for the best.
         """
+        behind = np.where(actions == OWN_ACTION, self.evidence.baseline[rows] - self._best[rows], 0.0)
+        enough = _SAME * self.evidence.noise[rows] <= np.fmax(behind, _SURPRISE)
+        return np.asarray(self._looks_last(rows, done) & enough)
+
+    def _looks_last(self, rows: Int64, done: Int64) -> Bool:
+        """(R,) as ``_looks_back``, with the last decision that compares alone."""
         last = done == self.draws()[rows] + self.control.learning.compares - 1
-        seen = _SAME * self.evidence.noise[rows] <= _SURPRISE
-        far = self.evidence.baseline[rows] - self._best[rows] > _SURPRISE
-        return np.asarray(last & self._looks_back(rows, done) & (seen | far))
+        return np.asarray(last & self._looks_back(rows, done))
 
     def _off(self, of: Closed, least: float) -> Bool:
         """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
@@ -428,7 +436,7 @@ class Loop(Exploration):
             new = self._unmeasured(rows[compares], of, flat[compares], measured.tried[compares], idle)
             following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
-        looks = draw | (again & (done < draws)) | self._looks_once(rows, done) | self._first(rows, fixed)
+        looks = draw | (again & ((done < draws) | self._looks_once(rows, done, fixed))) | self._first(rows, fixed)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked = self.checks.next(rows[checking])

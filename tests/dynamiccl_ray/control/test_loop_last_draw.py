@@ -126,11 +126,13 @@ def test_the_last_decision_that_compares_is_one_time_of_nccls_own_choice_unless_
     assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
 
 
-@pytest.mark.parametrize(("noise", "behind", "takes"), [(0.04, 0.1, 1), (0.1, 0.1, 4), (0.1, 0.3, 1)])
+@pytest.mark.parametrize(
+    ("noise", "behind", "takes"), [(0.04, 0.1, 1), (0.1, 0.1, 4), (0.1, 0.3, 4), (0.1, 0.5, 1), (0.1, 0.9, 4)]
+)
 def test_where_one_time_of_nccls_own_choice_says_next_to_nothing_the_last_decision_that_compares_takes_more(
     noise: float, behind: float, takes: int
 ) -> None:
-    """A noisy key compared while all became a third faster, and ended with the first action that it measured then."""
+    """All became a third faster while a noisy key compared: it ended with the first action that it measured then."""
     loop, asked = loop_of(own_channels(2), draws=8, draw_samples=1, compares=12), []
     times: Times = lambda row, action: {OWN_ACTION: 3.0 + behind, pair(1): 3.0}.get(action, 3.2)  # noqa: E731
     for i in range(80):
@@ -138,7 +140,38 @@ def test_where_one_time_of_nccls_own_choice_says_next_to_nothing_the_last_decisi
         if loop.decisions[0] == 8 + 12:
             asked.append((int(loop.wanted[0]), int(loop.need[0])))
         play(loop, 1, times, sigma=0.005, seed=i, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
-    assert asked == [(OWN_ACTION, takes)]
+    # Where NCCL's own choice is hopeless it is the best, which costs nothing.
+    assert asked == [(OWN_ACTION if behind < check.HOPELESS else pair(1), takes)]
+
+
+def test_where_nccls_own_choice_alone_is_far_slower_than_it_was_a_noisy_key_checks_it() -> None:
+    """Eight times of it were an alarm that nothing is checked after."""
+    loop = loop_of(own_channels(1), draws=8, draw_samples=1, compares=12, compare_samples=8)
+    times: Times = lambda row, action: {OWN_ACTION: 3.1, pair(1): 3.0}.get(action, 3.2)  # noqa: E731
+    seed = 0
+    while loop.decisions[0] < 8 + 12:
+        play(loop, 1, times, sigma=0.01, seed=seed, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+        loop.evidence.square[:], loop.evidence.freedom[:], seed = 1e6 * 0.06**2, 1e6, seed + 1
+    assert (loop.wanted[0], loop.need[0]) == (OWN_ACTION, 8)
+    observed(loop, [0] * 8, 3.7)
+    assert (loop.phase[0], loop.shifts[0]) == (Phase.CHECK, 0)
+
+
+@pytest.mark.parametrize("noise", [0.04, 0.1])
+def test_what_is_said_that_the_last_decision_takes_is_what_it_takes_also_where_the_key_rests(
+    noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = loop_of(own_channels(1), draws=8, draw_samples=1, compares=12)
+    times: Times = lambda row, action: {OWN_ACTION: 3.1, pair(1): 3.0}.get(action, 3.2)  # noqa: E731
+    while loop.decisions[0] < 8 + 12 - 1:
+        play(loop, 1, times, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    loop.evidence.square[:], loop.evidence.freedom[:] = 1e6 * noise**2, 1e6
+    monkeypatch.setattr(loop.budget, "spent", lambda group: np.ones(len(group), np.bool_))
+    observed(loop, [0] * int(loop.need[0]), times(0, int(loop.wanted[0])))
+    due = loop.due()
+    loop.decide(due.row, due.actions(np.zeros(0, np.int64)))
+    assert loop.resting[0] == 1
+    assert due.takes.tolist() == loop.need.tolist() == [4]
 
 
 @pytest.mark.parametrize(
