@@ -188,10 +188,15 @@ class Loop(Exploration):
     def _looks_back(self, rows: Int64, done: Int64) -> Bool:
         """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again: with the last draw, and with
         the last decision that compares."""
-        draws, compares = self.draws()[rows], self.control.learning.compares
-        last_draw = (done == draws - 1) & (draws >= _AGAIN)
-        last = (done == draws + compares - 1) & (compares >= _AGAIN)
-        return np.asarray((last_draw | last) & self.cusum.watches)
+        draws = self.draws()[rows]
+        last_draw = (done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches
+        return np.asarray(last_draw | self._looks_last(rows, done))
+
+    def _looks_last(self, rows: Int64, done: Int64) -> Bool:
+        """(R,) as ``_looks_back``, with the last decision that compares alone."""
+        compares = self.control.learning.compares
+        last = done == self.draws()[rows] + compares - 1
+        return np.asarray(last & (compares >= _AGAIN) & self.cusum.watches)
 
     def _looks_once(self, rows: Int64, done: Int64, actions: Int64) -> Bool:
         """(R,) of keys that look back with the last decision that compares, whether a draw's samples of what that
@@ -201,11 +206,6 @@ class Loop(Exploration):
         behind = np.where(actions == OWN_ACTION, self.evidence.baseline[rows] - self._best[rows], 0.0)
         enough = _SAME * self.evidence.noise[rows] <= np.fmax(behind, _SURPRISE)
         return np.asarray(self._looks_last(rows, done) & enough)
-
-    def _looks_last(self, rows: Int64, done: Int64) -> Bool:
-        """(R,) as ``_looks_back``, with the last decision that compares alone."""
-        last = done == self.draws()[rows] + self.control.learning.compares - 1
-        return np.asarray(last & self._looks_back(rows, done))
 
     def _off(self, of: Closed, least: float) -> Bool:
         """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
