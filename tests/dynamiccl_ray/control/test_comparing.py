@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
-from dynamiccl_ray.actions import N_ACTIONS, action_parts, flat_action
+from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.arrays import Float64, Int64
 from dynamiccl_ray.control.comparing import compare, expected
 
@@ -70,6 +70,7 @@ def test_it_is_what_conditioning_and_integration_say(seed: int, n: int, noise: f
     rng = np.random.default_rng(seed)
     # Of few pairs, so that actions have much in common.
     actions = rng.choice(3 * 81, n, replace=False) + 81
+    actions[0] = OWN_ACTION
     samples, mean = rng.integers(1, 20, n).astype(float), 5 + 0.1 * rng.standard_normal(n)
     modelled = np.stack([np.zeros(N_ACTIONS), 0.3 * rng.standard_normal(N_ACTIONS) * rng.integers(2)])
     best, worth = _reference(actions, samples, mean, noise, modelled[1, actions], takes)

@@ -157,21 +157,23 @@ def test_where_nccls_own_choice_alone_is_far_slower_than_it_was_a_noisy_key_chec
     assert (loop.phase[0], loop.shifts[0]) == (Phase.CHECK, 0)
 
 
-@pytest.mark.parametrize("noise", [0.04, 0.1])
+@pytest.mark.parametrize(
+    ("noise", "rests", "takes"), [(0.04, True, 4), (0.1, True, 4), (0.04, False, 1), (0.1, False, 4)]
+)
 def test_what_is_said_that_the_last_decision_takes_is_what_it_takes_also_where_the_key_rests(
-    noise: float, monkeypatch: pytest.MonkeyPatch
+    noise: float, rests: bool, takes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop = loop_of(own_channels(1), draws=8, draw_samples=1, compares=12)
     times: Times = lambda row, action: {OWN_ACTION: 3.1, pair(1): 3.0}.get(action, 3.2)  # noqa: E731
     while loop.decisions[0] < 8 + 12 - 1:
         play(loop, 1, times, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     loop.evidence.square[:], loop.evidence.freedom[:] = 1e6 * noise**2, 1e6
-    monkeypatch.setattr(loop.budget, "spent", lambda group: np.ones(len(group), np.bool_))
+    monkeypatch.setattr(loop.budget, "spent", lambda group: np.full(len(group), rests))
     observed(loop, [0] * int(loop.need[0]), times(0, int(loop.wanted[0])))
     due = loop.due()
     loop.decide(due.row, due.actions(np.zeros(0, np.int64)))
-    assert loop.resting[0] == 1
-    assert due.takes.tolist() == loop.need.tolist() == [4]
+    assert loop.resting[0] == rests
+    assert due.takes.tolist() == loop.need.tolist() == [takes]
 
 
 @pytest.mark.parametrize(
