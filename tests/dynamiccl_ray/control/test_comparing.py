@@ -69,8 +69,8 @@ def _reference(
 def test_it_is_what_conditioning_and_integration_say(seed: int, n: int, noise: float, takes: int) -> None:
     rng = np.random.default_rng(seed)
     # Of few pairs, so that actions have much in common.
-    actions = rng.choice(3 * 81, n, replace=False) + 81
-    actions[0] = OWN_ACTION
+    some = flat_action(*(part.ravel() for part in np.meshgrid((1, 2, 3, 4), (0, 1, 4, 7), (0, 2, 5))))
+    actions = np.append(rng.choice(some, n - 1, replace=False), OWN_ACTION)
     samples, mean = rng.integers(1, 20, n).astype(float), 5 + 0.1 * rng.standard_normal(n)
     modelled = np.stack([np.zeros(N_ACTIONS), 0.3 * rng.standard_normal(N_ACTIONS) * rng.integers(2)])
     best, worth = _reference(actions, samples, mean, noise, modelled[1, actions], takes)
