@@ -10,7 +10,8 @@ from scipy.stats import norm
 
 from dynamiccl_ray.actions import N_ACTIONS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.arrays import Float64, Int64
-from dynamiccl_ray.control.comparing import compare, expected
+from dynamiccl_ray.control.comparing import _prior, compare, expected
+from dynamiccl_ray.knobs import N_PAIRS
 
 USED = 500
 NO_MODEL = np.zeros((1, N_ACTIONS))
@@ -133,6 +134,12 @@ def test_what_channels_are_worth_to_one_pair_they_are_worth_to_its_like() -> Non
 
     # Of one algorithm, of one protocol, of neither.
     assert said(3) < 0.35 < said(5) < 0.5 < said(4) < 0.6
+
+
+def test_nccls_own_choice_is_like_no_pair() -> None:
+    pairs = flat_action(np.arange(1, N_PAIRS), 0, 0)[None]
+    assert not _prior(np.array([[OWN_ACTION]]), pairs).any()
+    assert _prior(pairs, pairs).all()
 
 
 def test_no_key_is_no_work() -> None:
