@@ -26,7 +26,7 @@ demo: $(VENV)/ready
 	$(BIN)/dynamiccl demo
 
 train: $(VENV)/ready
-	$(BIN)/dynamiccl train experiments/curricula/default.yaml --out runs/default
+	$(BIN)/dynamiccl train experiments/curricula/default.yaml --runners 1 --out runs/default
 
 test: $(VENV)/ready
 	RAY_AUTH_MODE=disabled $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder

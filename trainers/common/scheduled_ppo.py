@@ -10,6 +10,8 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import COMPONENT_OPTIMIZER
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
+from dynamiccl_ray.threads import one_thread
+
 _AT = "schedules_at"
 
 
@@ -20,8 +22,7 @@ class ScheduledPPOLearner(PPOTorchLearner):  # type: ignore[misc]
     """
 
     def build(self) -> None:
-        # As in the runners: the network is too small to share out between threads.
-        torch.set_num_threads(1)
+        one_thread()
         self._at: int | None = None
         super().build()
 

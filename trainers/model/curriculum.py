@@ -178,16 +178,16 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
     def _round(self) -> float:
         """Samples and updates; returns the mean reward.
 
-        Runners elsewhere sample the next round meanwhile, with the weights from before the update: PPO's ratio knows
-        under which policy an action was drawn. Not across a validation, where the stage may end and a run may be
-        resumed.
+        The next round is sampled meanwhile, or as if it were, with the weights from before the update: PPO's ratio
+        knows under which policy an action was drawn. Not across a validation, where the stage may end and a run may
+        be resumed.
         """
         ppo = self._curriculum.ppo
         if not self._begun:
             self._begin(self._rounds)
         episodes = self._sampling.finish()
         self._begun = False
-        if self._sampling.overlaps and (self._rounds + 1) % self._curriculum.validation.every_rounds:
+        if (self._rounds + 1) % self._curriculum.validation.every_rounds:
             self._begin(self._rounds + 1)
         steps = sum(len(e) for e in episodes)
         self._group.update(

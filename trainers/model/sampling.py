@@ -1,4 +1,8 @@
-"""Where a curriculum's rounds are sampled: in this process, or by Ray actors while the learner updates."""
+"""Where a curriculum's rounds are sampled: in this process, or by Ray actors while the learner updates.
+
+A round is begun before the update that it comes after, wherever it is sampled, with the weights from before. So a run
+in one process and one with a runner beside it end with the same weights.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,9 @@ from dynamiccl_ray.actors.fabric_runner import FabricRunner
 class RoundSampling(ABC):
     """One round at a time: ``begin``, then ``finish``."""
 
-    overlaps: bool
-    """Whether a round is sampled between ``begin`` and ``finish``, or only in ``finish``."""
-
     @abstractmethod
     def begin(self, state: dict[str, Any]) -> None:
-        """Tells all runners where they are; see FabricRunner for the state."""
+        """Tells all runners where they are, and the weights, which they copy; see FabricRunner for the state."""
 
     @abstractmethod
     def finish(self) -> list[Episodes]:
@@ -32,8 +33,6 @@ class RoundSampling(ABC):
 
 class LocalSampling(RoundSampling):
     """One runner in this process."""
-
-    overlaps = False
 
     def __init__(self, config: PPOConfig) -> None:
         self._runner = FabricRunner(config=config)
@@ -47,8 +46,6 @@ class LocalSampling(RoundSampling):
 
 class RemoteSampling(RoundSampling):
     """``config.num_env_runners`` actors, each with its share of a round."""
-
-    overlaps = True
 
     def __init__(self, config: PPOConfig) -> None:
         actor = ray.remote(num_cpus=config.num_cpus_per_env_runner)(FabricRunner)

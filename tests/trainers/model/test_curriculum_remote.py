@@ -47,3 +47,16 @@ def test_two_runners_and_two_learners_repeat_and_resume(tmp_path: Path) -> None:
         assert all(torch.equal(once[name], again[name]) for name in once)
     finally:
         run.stop()
+
+
+def test_a_runner_beside_the_learner_changes_no_weight(tmp_path: Path) -> None:
+    curriculum = {**TINY, "stages": TINY["stages"][1:], "validation": {"scenarios": 3, "every_rounds": 3}}  # type: ignore[index]
+    weights = []
+    for runners in (0, 1):
+        run = CurriculumTrainable({"curriculum": curriculum, "runners": runners, "out": str(tmp_path / str(runners))})
+        try:
+            run.train()
+            weights.append({name: value.clone() for name, value in run.net.state_dict().items()})
+        finally:
+            run.stop()
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
