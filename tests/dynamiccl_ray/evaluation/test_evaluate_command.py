@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.evaluation import suite as evaluation_suite
 from dynamiccl_ray.evaluation.suite import SCALE_GPUS, SUBJECT, TIER_BYTES, TIER_PLACES
 from dynamiccl_ray.report.evaluation import findings, terminal_table
+from dynamiccl_ray.simulation import splits as evaluation_jobs
 from dynamiccl_ray.simulation.splits import NOISE, RANDOM
 
 YAML = """
@@ -36,6 +38,10 @@ held_out: [{cluster: cloud-tcp, nodes: [2]}]
 streams: {keys: 4}
 control: {learning: {heat: 0.4}}
 """
+
+
+MEASURED = (4, 8)
+"""Nodes of the measured tables."""
 
 
 @pytest.fixture
@@ -61,6 +67,11 @@ def inputs(tmp_path: Path) -> list[str]:
 def test_a_tiny_evaluation(
     app: typer.Typer, inputs: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # What repeats itself once or twice: noises, random clusters, measured tables, sizes.
+    noise = next(iter(NOISE))
+    monkeypatch.setattr(evaluation_jobs, "NOISE", {noise: NOISE[noise]})
+    monkeypatch.setattr(evaluation_jobs, "RANDOM_SHARE", 1)
+    monkeypatch.setattr(evaluation_suite, "assess", partial(evaluation_suite.assess, measured_nodes=MEASURED))
     monkeypatch.setattr(evaluation_suite, "TIER_BYTES", TIER_BYTES[::5])
     controls: list[Control] = []
     for name in ("learned", "beside"):
@@ -78,8 +89,8 @@ def test_a_tiny_evaluation(
         "training: near",
         "held out: cloud-tcp",
         RANDOM,
-        *(f"noise: {name}" for name in NOISE),
-        *(f"measured p5en, {n} nodes" for n in (4, 8, 16, 32)),
+        f"noise: {noise}",
+        *(f"measured p5en, {n} nodes" for n in MEASURED),
         "held out",
     ]
     rivals = {method: regret for method, regret in document["splits"][-1]["regret"].items() if method != "oracle"}
@@ -101,7 +112,7 @@ def test_a_tiny_evaluation(
         first, second = split["policies"]
         assert first == second
         assert first["regret"] == split["regret"][SUBJECT]
-    vendors = {split["name"]: split["vendor_vs_oracle"] for split in document["splits"][-5:-1]}
+    vendors = {split["name"]: split["vendor_vs_oracle"] for split in document["splits"][-3:-1]}
     assert vendors["measured p5en, 8 nodes"] > 1
     assert vendors["measured p5en, 4 nodes"] is None
     assert {row["tier"] for row in document["tiers"]} == set(TIER_PLACES)
