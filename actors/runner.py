@@ -6,12 +6,12 @@ from typing import Any
 
 import gymnasium as gym
 import ray
-import torch
 from ray.rllib.core import COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 
 from dynamiccl_ray.actors.streams import ACTION_SPACE, OBSERVATION_SPACE
+from dynamiccl_ray.threads import one_thread
 
 Spaces = dict[str, tuple[gym.Space[Any], gym.Space[Any]]]
 SPACES: Spaces = dict.fromkeys((INPUT_ENV_SPACES, DEFAULT_MODULE_ID), (OBSERVATION_SPACE, ACTION_SPACE))
@@ -22,8 +22,7 @@ class PolicyRunner(EnvRunner):  # type: ignore[misc]
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        # The network is so small that threads wait for each other longer than they compute.
-        torch.set_num_threads(1)
+        one_thread()
         self.module = config.rl_module_spec.build()
         self.module.eval()
 

@@ -6,7 +6,6 @@ import functools
 from typing import Final
 
 import numpy as np
-import torch
 
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.arrays import Int64
@@ -16,15 +15,15 @@ from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.loop import Due
 from dynamiccl_ray.simulation.scenario import Scenario
+from dynamiccl_ray.threads import one_thread
 
 
 def learned(net: policy.PolicyNetwork, control: Control) -> Factory:
     """How a run makes a ``LearnedPolicy`` that decides by ``net``, which is only read, in a loop with these settings.
 
-    From here on PyTorch computes with one thread in this process: networks this small lose a hundredfold to more where
-    cores are shared.
+    From here on this process computes with one thread (``threads.one_thread``).
     """
-    torch.set_num_threads(1)
+    one_thread()
     return functools.partial(LearnedPolicy, net=net, control=control)
 
 
