@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import torch
 from described import CURRICULUM, jobs
 
 from dynamiccl_ray.agent import policy
@@ -31,6 +30,7 @@ from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.evaluation.measures import Procedure
 from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.simulation.scenario import Scenario
+from dynamiccl_ray.threads import one_thread
 
 DOING: Final = (
     "learning, before the first change", "exploiting, before it",
@@ -70,7 +70,7 @@ class _Watched(LearnedPolicy):
 
 def lost(scenario: Scenario, control: Control, steps: int) -> list[float]:
     """Of one job, by ``DOING``."""
-    torch.set_num_threads(1)
+    one_thread()
     said: list[Int64] = []
     trace = run(scenario, partial(_Watched, said=said, net=policy.load(DEFAULT_POLICY), control=control), steps, seed=0)
     best = scenario.oracle_us[trace.phases]

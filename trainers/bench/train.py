@@ -22,6 +22,7 @@ from dynamiccl_ray.agent.policy import PolicyNetwork
 from dynamiccl_ray.config.curriculum import Curriculum, Validation
 from dynamiccl_ray.simulation.splits import stage_scenarios
 from dynamiccl_ray.simulation.streams import Simulation
+from dynamiccl_ray.threads import one_thread
 from dynamiccl_ray.trainers.common.cluster import start_ray
 from dynamiccl_ray.trainers.model.curriculum import CurriculumTrainable
 from dynamiccl_ray.trainers.model.learning import curriculum_config
@@ -121,8 +122,7 @@ def decision_ms(curriculum: Curriculum, keys: int = _KEYS) -> dict[str, float]:
     simulation.reset()
     net = PolicyNetwork(curriculum.ppo.hidden, curriculum.ppo.experts)
     state = {name: h.expand(keys, *h.shape) for name, h in net.initial_state().items()}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    one_thread()
     took = []
     with torch.no_grad():
         for _ in range(_DECISIONS):
@@ -132,7 +132,6 @@ def decision_ms(curriculum: Curriculum, keys: int = _KEYS) -> dict[str, float]:
             features, _ = net.features(obs, state)
             policy.decide(net, obs, features)
             took.append((observed - began, time.perf_counter() - observed))
-    torch.set_num_threads(threads)
     return dict(zip(("observe", "decide"), (1e3 * np.median(took, 0)).tolist(), strict=True))
 
 
