@@ -64,7 +64,8 @@ def run_curriculum(
     try:
         if resume is not None:
             run.restore_from(resume)
-            run.save_checkpoint(str(out))
+        # Whatever ends the run from here on, there is something to go on from.
+        run.save_checkpoint(str(out))
         with TuneLoggers(out) as loggers:
             while not run.done:
                 result = run.train()
@@ -72,9 +73,9 @@ def run_curriculum(
                 loggers.write(result)
                 run.progress(run.status())
     except RayActorError as e:
-        raise RunError(f"a runner or learner died: {e}; --resume {out} goes on from the last validation") from e
+        raise RunError(f"a runner or learner died: {e}; --resume {out} goes on from the last validation, or the beginning") from e
     except BrokenProcessPool as e:
-        raise RunError(f"a process that validates died: {e}; --resume {out} goes on from the last validation") from e
+        raise RunError(f"a process that validates died: {e}; --resume {out} goes on from the last validation, or the beginning") from e
     finally:
         run.stop()
     summary = {**run.status(), "seconds": time.monotonic() - started, "policy": str(out / POLICY)}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ray.exceptions import RayActorError
 
 from dynamiccl_ray.actors.episodes import Episodes
 from dynamiccl_ray.agent import policy
@@ -159,6 +160,21 @@ def test_a_process_that_dies_ends_the_run_with_what_to_do(tmp_path: Path) -> Non
     with pytest.raises(RunError, match=f"a process that validates died: .*; --resume {tmp_path} goes on"):
         run_curriculum(Curriculum.model_validate(TINY), tmp_path, processes=2, progress=kill)
     assert (tmp_path / "policy.pt").exists()
+
+
+def test_a_run_that_ends_before_its_first_validation_goes_on_as_well(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dies(_: CurriculumTrainable) -> float:
+        raise RayActorError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CurriculumTrainable, "_round", dies)
+        with pytest.raises(RunError, match=f"a runner or learner died: .*; --resume {tmp_path} goes on"):
+            run_curriculum(Curriculum.model_validate(TINY), tmp_path)
+    run_curriculum(Curriculum.model_validate(TINY), tmp_path, resume=tmp_path)
+    ours, theirs = _weights(trained), _weights(tmp_path)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_a_checkpoint_of_another_curriculum_is_refused(trained: Path, tmp_path: Path) -> None:
