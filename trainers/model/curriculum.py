@@ -73,9 +73,9 @@ def run_curriculum(
                 loggers.write(result)
                 run.progress(run.status())
     except RayActorError as e:
-        raise RunError(f"a runner or learner died: {e}; --resume {out} goes on from the last validation, or the beginning") from e
+        raise RunError(f"a runner or learner died: {e}; --resume {out} goes on from its checkpoint") from e
     except BrokenProcessPool as e:
-        raise RunError(f"a process that validates died: {e}; --resume {out} goes on from the last validation, or the beginning") from e
+        raise RunError(f"a process that validates died: {e}; --resume {out} goes on from its checkpoint") from e
     finally:
         run.stop()
     summary = {**run.status(), "seconds": time.monotonic() - started, "policy": str(out / POLICY)}
