@@ -11,7 +11,7 @@ from ray.rllib.env import INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
 
 from dynamiccl_ray.actors.streams import ACTION_SPACE, OBSERVATION_SPACE
-from dynamiccl_ray.threads import one_thread
+from dynamiccl_ray.cores import one_core
 
 Spaces = dict[str, tuple[gym.Space[Any], gym.Space[Any]]]
 SPACES: Spaces = dict.fromkeys((INPUT_ENV_SPACES, DEFAULT_MODULE_ID), (OBSERVATION_SPACE, ACTION_SPACE))
@@ -22,7 +22,7 @@ class PolicyRunner(EnvRunner):  # type: ignore[misc]
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
-        one_thread()
+        one_core()
         self.module = config.rl_module_spec.build()
         self.module.eval()
 

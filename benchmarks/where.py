@@ -27,10 +27,10 @@ from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.curriculum import load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.cores import one_core
 from dynamiccl_ray.evaluation.measures import Procedure
 from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.simulation.scenario import Scenario
-from dynamiccl_ray.threads import one_thread
 
 DOING: Final = (
     "learning, before the first change", "exploiting, before it",
@@ -70,7 +70,7 @@ class _Watched(LearnedPolicy):
 
 def lost(scenario: Scenario, control: Control, steps: int) -> list[float]:
     """Of one job, by ``DOING``."""
-    one_thread()
+    one_core()
     said: list[Int64] = []
     trace = run(scenario, partial(_Watched, said=said, net=policy.load(DEFAULT_POLICY), control=control), steps, seed=0)
     best = scenario.oracle_us[trace.phases]

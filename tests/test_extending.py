@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
 import subprocess
 import sys
@@ -51,6 +52,11 @@ def test_the_public_interface_changes_only_on_purpose() -> None:
             assert list(inspect.signature(found).parameters) == parameters, name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = dynamiccl_ray.nothing
+
+
+def test_no_module_takes_a_public_name() -> None:
+    """Once imported, a module is an attribute of its package, and what was there under its name is gone."""
+    assert not {module.name for module in pkgutil.iter_modules(dynamiccl_ray.__path__)} & PUBLIC.keys()
 
 
 def test_reporting_a_step_loads_neither_torch_nor_ray() -> None:

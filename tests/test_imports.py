@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dynamiccl_ray"
 # From the bottom up. A layer imports itself and those below; those in one line import no other of their line.
 LAYERS = (
-    ("errors", "knobs", "arrays", "figures", "heap", "tensors", "threads"),
+    ("errors", "knobs", "arrays", "figures", "heap", "tensors", "cores"),
     ("overrides", "sizes"),
     ("validation",),
     ("settings", "keys"),

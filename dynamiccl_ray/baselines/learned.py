@@ -14,16 +14,16 @@ from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.drawing import Drawer
 from dynamiccl_ray.control.loop import Due
+from dynamiccl_ray.cores import one_core
 from dynamiccl_ray.simulation.scenario import Scenario
-from dynamiccl_ray.threads import one_thread
 
 
 def learned(net: policy.PolicyNetwork, control: Control) -> Factory:
     """How a run makes a ``LearnedPolicy`` that decides by ``net``, which is only read, in a loop with these settings.
 
-    From here on this process computes with one thread (``threads.one_thread``).
+    From here on this process computes with one thread (``cores.one_core``).
     """
-    one_thread()
+    one_core()
     return functools.partial(LearnedPolicy, net=net, control=control)
 
 

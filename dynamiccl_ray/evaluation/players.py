@@ -11,9 +11,9 @@ from typing import Any
 
 from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.run import Trace, run
+from dynamiccl_ray.cores import one_core
 from dynamiccl_ray.evaluation.measures import Procedure
 from dynamiccl_ray.simulation.scenario import Scenario
-from dynamiccl_ray.threads import one_thread
 
 Play = Callable[[Sequence[Scenario], Factory, Procedure], list[list[Trace]]]
 """The traces of one method on each scenario, as ``measures.play`` has them."""
@@ -27,7 +27,7 @@ def players(processes: int) -> Iterator[Play]:
         if processes > 1:
             # Started from nothing: a process with threads, such as one that shows its progress, must not be copied.
             started = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(processes, started, initializer=one_thread)
+            pool = ProcessPoolExecutor(processes, started, initializer=one_core)
             spread = stack.enter_context(pool).map
 
         def play_all(scenarios: Sequence[Scenario], factory: Factory, procedure: Procedure) -> list[list[Trace]]:

@@ -20,9 +20,9 @@ from dynamiccl_ray.actors.streams import ACTION_SPACE, OBSERVATION_SPACE
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.agent.policy import PolicyNetwork
 from dynamiccl_ray.config.curriculum import Curriculum, Validation
+from dynamiccl_ray.cores import one_core
 from dynamiccl_ray.simulation.splits import stage_scenarios
 from dynamiccl_ray.simulation.streams import Simulation
-from dynamiccl_ray.threads import one_thread
 from dynamiccl_ray.trainers.common.cluster import start_ray
 from dynamiccl_ray.trainers.model.curriculum import CurriculumTrainable
 from dynamiccl_ray.trainers.model.learning import curriculum_config
@@ -122,7 +122,7 @@ def decision_ms(curriculum: Curriculum, keys: int = _KEYS) -> dict[str, float]:
     simulation.reset()
     net = PolicyNetwork(curriculum.ppo.hidden, curriculum.ppo.experts)
     state = {name: h.expand(keys, *h.shape) for name, h in net.initial_state().items()}
-    one_thread()
+    one_core()
     took = []
     with torch.no_grad():
         for _ in range(_DECISIONS):

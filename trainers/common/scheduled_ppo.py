@@ -10,7 +10,7 @@ from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core import COMPONENT_OPTIMIZER
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 
-from dynamiccl_ray.threads import one_thread
+from dynamiccl_ray.cores import one_core
 
 _AT = "schedules_at"
 
@@ -22,7 +22,7 @@ class ScheduledPPOLearner(PPOTorchLearner):  # type: ignore[misc]
     """
 
     def build(self) -> None:
-        one_thread()
+        one_core()
         self._at: int | None = None
         super().build()
 

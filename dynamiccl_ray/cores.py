@@ -6,7 +6,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 
-def one_thread() -> None:
+def one_core() -> None:
     """From here on PyTorch, and the BLAS that NumPy calls, compute with one thread in this process.
 
     Networks and matrices are so small that threads wait for each other longer than they compute; where cores are
