@@ -26,7 +26,7 @@ from dynamiccl_ray.config.curriculum import Curriculum, load_curriculum
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.evaluation.measures import Procedure, collectives_to_best, job_regrets, judged, mean_interval
-from dynamiccl_ray.evaluation.players import players
+from dynamiccl_ray.evaluation.players import players, under
 from dynamiccl_ray.evaluation.suite import horizon_of
 from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.fabric.recognise import presets
@@ -123,8 +123,7 @@ def main() -> None:
         for what in (what for what in sets[0] if not given.told or what in given.told):
             of = [job for by_told in sets for job in by_told[what]]
             first = None
-            for name, factory in choosers.items():
-                traces = play_all(of, factory, procedure)
+            for name, traces in play_all(of, choosers, procedure, under(print, what)).items():
                 regret = job_regrets(traces)
                 first = regret if first is None else first
                 behind = first - regret

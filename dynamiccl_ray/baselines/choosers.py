@@ -80,7 +80,8 @@ class LastTable(InLoop):
     def drawn(self, due: Due) -> Int64:
         rows = due.row[due.draw]
         allowed = self.loop.allowed(rows).reshape(len(rows), N_ACTIONS)
-        return np.where(allowed[np.arange(len(rows)), self._table[rows]], self._table[rows], OWN_ACTION)
+        table = self._table[rows - self.first]
+        return np.where(allowed[np.arange(len(rows)), table], table, OWN_ACTION)
 
 
 class Uniform(InLoop):

@@ -156,9 +156,9 @@ def _prior(actions: Int64, others: Int64) -> Float64:
     """(R, N, M) covariances of the log times of actions (R, N) with others (R, M) before anything is measured."""
     (pair, channels, chunk), (of_pair, of_channels, of_chunk) = action_parts(actions), action_parts(others)
     row, of_row = pair * N_CHANNELS + channels, of_pair * N_CHANNELS + of_channels
-    covariance = _OF_CHANNELS[row[:, :, None], of_row[:, None]]
+    covariance = _OF_CHANNELS.take(row[:, :, None] * len(_OF_CHANNELS) + of_row[:, None])
     row, of_row = pair * N_CHUNKS + chunk, of_pair * N_CHUNKS + of_chunk
-    covariance += _OF_CHUNKS[row[:, :, None], of_row[:, None]]
+    covariance += _OF_CHUNKS.take(row[:, :, None] * len(_OF_CHUNKS) + of_row[:, None])
     covariance += _REST**2 * (actions[:, :, None] == others[:, None])
     return np.asarray(covariance)
 

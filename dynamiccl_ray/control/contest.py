@@ -93,15 +93,18 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
     for row in np.flatnonzero(~speaks & known[:, 0]).tolist():
         beside[row] |= _unheard(actions[row, known[row]], allowed[row])
     beside &= new
-    new &= np.repeat(_first_pairs(actions), N_CHANNELS * N_CHUNKS, -1)
-    every = np.broadcast_to(np.arange(N_ACTIONS), new.shape)
+    first = _first_pairs(actions)
+    new &= np.repeat(first, N_CHANNELS * N_CHUNKS, -1)
     time = said - best
     may = new & (time <= _REACH)
     if speaks.any():
-        time[speaks] = expected(
-            actions[speaks], samples[speaks], mean[speaks], noise[speaks], modelled[speaks], every[speaks]
-        )
-        may[speaks] |= new[speaks] & (time[speaks] <= _REACH)
+        of = np.flatnonzero(speaks)
+        # As many pairs of each key: one that has fewer has others beside, of which nothing is new.
+        pairs = np.argsort(~first[of], -1, kind="stable")[:, :_PAIRS]
+        theirs = (pairs[..., None] * N_CHANNELS * N_CHUNKS + np.arange(N_CHANNELS * N_CHUNKS)).reshape(len(of), -1)
+        cells = of[:, None], theirs
+        time[cells] = expected(actions[of], samples[of], mean[of], noise[of], modelled[of], theirs)
+        may[cells] |= new[cells] & (time[cells] <= _REACH)
     may |= beside
     time = np.where(beside, -np.inf, np.where(may, time, np.inf))
     others = np.argpartition(time, _LOOK, -1)[:, :_LOOK]

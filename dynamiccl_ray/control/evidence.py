@@ -50,6 +50,20 @@ _MARGINS: Final = (("by_channels", "by_channels_total"), ("by_chunk", "by_chunk_
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Prior:
+    """What R keys are expected to take before anything is measured."""
+
+    time: Float32
+    """(R, N_PAIRS, N_CHANNELS + N_CHUNKS) log times over the baseline, NaN for nothing."""
+    error: Float32
+    """(R,) how far that is off on the key's communicator, as a standard deviation; infinite where nothing is said."""
+
+    def off(self, least: float) -> Bool:
+        """(R,) whether what is said is off by more than this."""
+        return np.asarray(np.isfinite(self.error) & (self.error > least))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Estimates:
     """Of R keys: log times over the baseline by all that is known, and how sure that is; see ``lending.combine``."""
 
@@ -57,10 +71,9 @@ class Estimates:
     """(R, N_PAIRS, N_CHANNELS) both."""
     chunks: tuple[Float32, Float32]
     """(R, N_PAIRS, N_CHUNKS) both."""
-    earlier_error: Float32
-    """(R,) how far what earlier runs measured is off; 0 where they say nothing."""
-    priors: list[tuple[Float32, Float32]]
-    """What each prior says, (R, N_PAIRS, N_CHANNELS + N_CHUNKS), NaN for nothing, and how far it is off, (R,)."""
+    model: Prior
+    earlier: Prior
+    """What the model of the cluster says, and what earlier runs do."""
 
     def of_actions(self, at: Int64) -> Float32:
         """(A, N_ACTIONS) for A of the R keys: what the channels of an action say, and what its chunk adds to NCCL's
@@ -293,18 +306,18 @@ class Evidence:
         for place, (samples_name, total_name) in zip((np.s_[:N_CHANNELS], np.s_[N_CHANNELS:]), _MARGINS, strict=True):
             samples = getattr(self, samples_name)
             ratio[..., place], count[..., place] = getattr(self, total_name) - samples * baseline, samples
-        priors = self._priors(rows)
-        time, sure = combine(ratio, count, self.noise, self._lending, rows, priors)
+        model, earlier = self._priors(rows)
+        said = [(prior.time, prior.error) for prior in (model, earlier) if np.isfinite(prior.error).any()]
+        time, sure = combine(ratio, count, self.noise, self._lending, rows, said)
         return Estimates(
             channels=(time[..., :N_CHANNELS], sure[..., :N_CHANNELS]),
             chunks=(time[..., N_CHANNELS:], sure[..., N_CHANNELS:]),
-            earlier_error=priors[-1][1] if np.isfinite(self._earlier[rows]).any() else np.zeros(len(rows), np.float32),
-            priors=priors,
+            model=model,
+            earlier=earlier,
         )
 
-    def _priors(self, rows: Int64) -> list[tuple[Float32, Float32]]:
-        """What the model of the cluster and earlier runs say, each where it says anything, and (R,) how far it is off,
-        of each key's communicator; see ``prior.py``."""
+    def _priors(self, rows: Int64) -> tuple[Prior, Prior]:
+        """Of the model of the cluster, and of earlier runs; see ``prior.py``."""
         among = np.zeros(self._group.max(initial=-1) + 1, np.bool_)
         among[self._group[rows]] = True
         alike = np.flatnonzero(among[self._group])
@@ -313,10 +326,13 @@ class Evidence:
         noise, group, own = self.noise[alike], self._group[alike], samples[:, OWN_PAIR, 0]
         priors = []
         for prior, start, often in ((self._prior, ERROR, None), (self._earlier, EARLIER_ERROR, own)):
-            if np.isfinite(prior[rows]).any():
-                error = error_of(prior[alike, :, :N_CHANNELS], ratio, samples, noise, group, start, often)
-                priors.append((prior[rows], error[at]))
-        return priors
+            error = np.full(len(alike), np.inf, np.float32)
+            said = np.isfinite(prior[alike]).any((1, 2))
+            if said.any():
+                of = error_of(prior[alike, :, :N_CHANNELS], ratio, samples, noise, group, start, often)
+                error = np.where(np.isin(group, group[said]), of, error)
+            priors.append(Prior(time=prior[rows], error=error[at]))
+        return priors[0], priors[1]
 
     def modelled(self, rows: Int64) -> Float64:
         """(R, N_ACTIONS) log times over NCCL's own choice that a model of the cluster expects of actions: what it says
@@ -365,7 +381,7 @@ class Evidence:
             known[:, OWN_PAIR, 0] = 0.0
             least = known.reshape(len(known), -1).argmin(-1)[:, None]
             near = time - _BEHIND * deviation(sure) <= known.min((1, 2), keepdims=True)
-            expected, error = (x[of] for x in _expected(said.priors))
+            expected, error = (x[of] for x in _expected(said.model, said.earlier))
             of_least = np.take_along_axis(expected.reshape(len(known), -1), least, -1)[..., None]
             own_is_off = of_least - known.min((1, 2), keepdims=True) > _BEHIND * error
             best[of] &= near | (own_is_off & (expected < of_least))
@@ -411,13 +427,13 @@ class Evidence:
                 values[:] = state[name]
 
 
-def _expected(priors: list[tuple[Float32, Float32]]) -> tuple[Float32, Float32]:
+def _expected(*priors: Prior) -> tuple[Float32, Float32]:
     """(R, N_PAIRS, N_CHANNELS) log time ratios by the priors alone, NaN where none says anything, and their standard
     deviation."""
-    total, precision = np.zeros((2, *priors[0][0][..., :N_CHANNELS].shape), np.float32)
-    for prior, error in priors:
-        of = prior[..., :N_CHANNELS]
-        weight = np.isfinite(of) / (error**2)[:, None, None]
+    total, precision = np.zeros((2, *priors[0].time[..., :N_CHANNELS].shape), np.float32)
+    for prior in priors:
+        of = prior.time[..., :N_CHANNELS]
+        weight = np.isfinite(of) / (prior.error**2)[:, None, None]
         total += weight * np.nan_to_num(of)
         precision += weight
     precision[precision == 0] = np.nan

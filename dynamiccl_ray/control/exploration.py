@@ -94,10 +94,10 @@ class Exploration(State):
         keys, evidence, learning, done = self.keys, self.evidence, self.control.learning, self.decisions[rows]
         last = done >= _TRUSTED * self.draws()[rows]
         said = evidence.estimates(rows)
-        self.misled[rows] |= said.earlier_error > _MISLEADING
+        self.misled[rows] |= said.earlier.off(_MISLEADING)
         # After a shift any model is off, but what it says of the actions of a pair may still be right.
         first = self.shifts[rows] == 0
-        self.mistaken[rows[first]] = said.priors[0][1][first] > _MISTAKEN if said.priors else 0
+        self.mistaken[rows[first]] = said.model.off(_MISTAKEN)[first]
         may = any_along(allowed, -1)
         worth = evidence.may_be_best(rows, may, said)
         chunk, with_chunk = evidence.with_its_chunk(rows, any_along(allowed, -2), said)
@@ -109,7 +109,7 @@ class Exploration(State):
         # A model of another cluster may be wrong about what NCCL takes for nearly the best.
         # So may be what earlier runs say: from where they are as wrong as such a model, they have tried nothing.
         cost, ran_earlier = keys.cost[rows], evidence.ran_earlier(rows)
-        ran_earlier[said.earlier_error > _WRONG_MODEL] = False
+        ran_earlier[said.earlier.off(_WRONG_MODEL)] = False
         likely = (cost <= _LIKELY) & ~ran_earlier
         fresh = draw[:, None] & (with_chunk | ((any_along(worth, -1) | likely) & ~tried))
         unheard, wrong = np.zeros((len(rows), N_PAIRS), np.bool_), np.zeros(len(rows), np.float32)
@@ -125,8 +125,7 @@ class Exploration(State):
                 of_late, flat, said.of_actions(late), self._modelled(rows[late]), learning.draw_samples
             )
             with_other = rechunked(of_late, flat)
-            errors = [np.full(len(late), np.inf), *(error[late] for _, error in said.priors)]
-            nobody_knows = np.min(errors, 0) > _WRONG_MODEL
+            nobody_knows = np.minimum(said.model.error, said.earlier.error)[late] > _WRONG_MODEL
             new[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
         return observation, new
 

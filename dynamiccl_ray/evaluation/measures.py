@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynamiccl_ray.baselines.method import Factory
-from dynamiccl_ray.baselines.run import Trace, run
+from dynamiccl_ray.baselines.run import Trace, run_together
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.simulation.scenario import Scenario
 
@@ -46,7 +46,7 @@ class Procedure:
 
 def play(scenario: Scenario, factory: Factory, procedure: Procedure, seed: int = 0) -> list[Trace]:
     """The runs of one method, with seeds from ``seed`` on."""
-    return [run(scenario, factory, procedure.steps, seed + i) for i in range(procedure.runs)]
+    return run_together([scenario] * procedure.runs, factory, procedure.steps, range(seed, seed + procedure.runs))
 
 
 def key_rows(traces: Sequence[Trace], procedure: Procedure) -> list[dict[str, Any]]:

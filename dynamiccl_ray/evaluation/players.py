@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final, Protocol
 
 from dynamiccl_ray.baselines.method import Factory
-from dynamiccl_ray.baselines.run import Trace, run
+from dynamiccl_ray.baselines.run import Trace, run_together
 from dynamiccl_ray.cores import one_core
 from dynamiccl_ray.evaluation.measures import Procedure
 from dynamiccl_ray.simulation.scenario import Scenario
 
-Play = Callable[[Sequence[Scenario], Factory, Procedure], list[list[Trace]]]
-"""The traces of one method on each scenario, as ``measures.play`` has them."""
+_Traces = list[list[Trace]]
+Progress = Callable[[str], None]
+"""Told in words where something is that takes long."""
+
+# Runs that are played together at most: more take no less time each.
+_TOGETHER: Final = 8
+
+
+class Play(Protocol):
+    """Plays methods on scenarios."""
+
+    def __call__(
+        self,
+        scenarios: Sequence[Scenario],
+        methods: Mapping[str, Factory],
+        procedure: Procedure,
+        progress: Progress = ...,
+    ) -> dict[str, _Traces]:
+        """By method its traces on each scenario, as ``measures.play`` has them. ``progress`` is called with the name of
+        each method that is waited for."""
 
 
 @contextlib.contextmanager
@@ -30,12 +50,36 @@ def players(processes: int) -> Iterator[Play]:
             pool = ProcessPoolExecutor(processes, started, initializer=one_core)
             spread = stack.enter_context(pool).map
 
-        def play_all(scenarios: Sequence[Scenario], factory: Factory, procedure: Procedure) -> list[list[Trace]]:
-            seeds = range(procedure.runs)
-            of, n = [s for s in scenarios for _ in seeds], len(scenarios)
-            traces = spread(run, of, [factory] * len(of), [procedure.steps] * len(of), [*seeds] * n)
-            # What comes back from another process brings a scenario of its own.
-            shared = [replace(trace, scenario=s) for trace, s in zip(traces, of, strict=True)]
-            return [shared[i * procedure.runs : (i + 1) * procedure.runs] for i in range(n)]
+        def play_all(
+            scenarios: Sequence[Scenario],
+            methods: Mapping[str, Factory],
+            procedure: Procedure,
+            progress: Progress = lambda _: None,
+        ) -> dict[str, _Traces]:
+            runs = [(scenario, seed) for scenario in scenarios for seed in range(procedure.runs)]
+            # Of each method: together, but so that all processes have something to do.
+            parts = max(math.ceil(len(runs) / _TOGETHER), math.ceil(processes / len(methods)))
+            size = math.ceil(len(runs) / parts)
+            of = [runs[i : i + size] for i in range(0, len(runs), size)]
+            tasks = [(factory, part) for factory in methods.values() for part in of]
+            played = iter(spread(functools.partial(_play, procedure.steps), *zip(*tasks, strict=True)))
+            found = {}
+            for name in methods:
+                progress(name)
+                traces = [trace for _ in of for trace in next(played)]
+                # What comes back from another process brings a scenario of its own.
+                shared = [replace(trace, scenario=s) for trace, (s, _) in zip(traces, runs, strict=True)]
+                found[name] = [shared[i : i + procedure.runs] for i in range(0, len(runs), procedure.runs)]
+            return found
 
         yield play_all
+
+
+def _play(steps: int, factory: Factory, runs: Sequence[tuple[Scenario, int]]) -> list[Trace]:
+    scenarios, seeds = zip(*runs, strict=True)
+    return run_together(scenarios, factory, steps, seeds)
+
+
+def under(progress: Progress, name: str) -> Progress:
+    """Puts a name before what it is told."""
+    return lambda said: progress(f"{name}: {said}")

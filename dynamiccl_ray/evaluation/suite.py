@@ -30,7 +30,7 @@ from dynamiccl_ray.evaluation.measures import (
     play,
     relative_regret,
 )
-from dynamiccl_ray.evaluation.players import players
+from dynamiccl_ray.evaluation.players import Progress, players, under
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -54,8 +54,6 @@ SCALE_BYTES: Final = tuple(1 << k for k in range(10, 31))
 _COMPARED: Final = ("static pair", "csv table", "bandit", "oracle")
 # Shifts come while there is time to adapt to them.
 _SHIFTING: Final = 0.75
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +96,7 @@ def assess(
     rows, examples, held = [], {}, []
     with players(processes) as play_all:
         for name, of in splits.items():
-            runs = {}
-            for method, factory in methods.items():
-                progress(f"{name}: {method}")
-                runs[method] = play_all(of, factory, procedure)
+            runs = play_all(of, methods, procedure, under(progress, name))
             of_jobs = {m: job_regrets(each) for m, each in runs.items()}
             row = judged(name, runs[SUBJECT], {m: float(each.mean()) for m, each in of_jobs.items()}, procedure)
             row |= _intervals(of_jobs)
@@ -109,7 +104,7 @@ def assess(
             row["policies"] = [_brief(row)]
             for i, net in enumerate(nets[1:], 2):
                 progress(f"{name}: policy {i} of {len(nets)}")
-                further = play_all(of, learned(net, curriculum.control), procedure)
+                further = play_all(of, {SUBJECT: learned(net, curriculum.control)}, procedure)[SUBJECT]
                 row["policies"].append(_brief(judged(name, further, {SUBJECT: relative_regret(further)}, procedure)))
             if name.startswith(HELD_OUT):
                 held.append((row, runs[SUBJECT]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import beside
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.evaluation.measures import Procedure, judged, relative_regret
-from dynamiccl_ray.evaluation.players import players
+from dynamiccl_ray.evaluation.players import Progress, players, under
 from dynamiccl_ray.evaluation.suite import SUBJECT
 from dynamiccl_ray.simulation.tables import Table
 
@@ -25,7 +25,7 @@ def judge_tables(
     *,
     control: Control,
     processes: int = 1,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """A row for each table, as ``measures.judged`` has them, with ``options``, ``sessions`` and ``default_known``; and
     over all tables the median regret of each method, and the worst key of the policy over NCCL's own choice where that
@@ -35,10 +35,7 @@ def judge_tables(
     rows = []
     with players(processes) as play_all:
         for table in tables:
-            runs = {}
-            for method, factory in methods.items():
-                progress(f"{table.name}: {method}")
-                runs[method] = play_all([table.scenario], factory, procedure)
+            runs = play_all([table.scenario], methods, procedure, under(progress, table.name))
             row = judged(table.name, runs[SUBJECT], {m: relative_regret(of) for m, of in runs.items()}, procedure)
             row |= {
                 "sizes": len(table.scenario.nbytes),

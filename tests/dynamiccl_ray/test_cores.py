@@ -86,5 +86,6 @@ def test_what_plays_elsewhere_takes_one_core(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, "2")
     job = modelled(find_cluster("cloud-tcp"), 2, collective=int(Collective.ALL_REDUCE), nbytes=(1 << 20,))
     with players(2) as play_all:
-        ((trace,),) = play_all([job], _OneCore, Procedure(learn=4, warmup=1, measured=1, runs=1))
+        found = play_all([job], {"one": _OneCore}, Procedure(learn=4, warmup=1, measured=1, runs=1))
+    ((trace,),) = found["one"]
     assert len(trace.actions) == 6

@@ -23,5 +23,6 @@ def validate(
     ``p99_key_vs_default``, as ``evaluation.judged`` has them: one run of each scenario.
     """
     procedure = Procedure(learn=settings.collectives, runs=1)
-    row = judged("validation", play_all(scenarios, learned(net, control), procedure), {}, procedure)
+    runs = play_all(scenarios, {"policy": learned(net, control)}, procedure)["policy"]
+    row = judged("validation", runs, {}, procedure)
     return {name: 1.0 if row[name] is None else float(row[name]) for name in _SAID}

@@ -18,12 +18,15 @@ from dynamiccl_ray.fabric.load import Load
 def test_several_processes_play_what_one_plays() -> None:
     scenarios = [tcp(), tcp(Load(inter_bandwidth=0.5), every=20), tcp(Load(inter_latency=3.0), every=20)]
     procedure = Procedure(learn=30, warmup=2, measured=8, runs=2)
+    methods = {"bandit": Bandit, "policy": learned(policy.load(DEFAULT_POLICY), Control())}
+    expected = {name: [play(scenario, of, procedure) for scenario in scenarios] for name, of in methods.items()}
     with players(2) as together, players(1) as alone:
-        for factory in (Bandit, learned(policy.load(DEFAULT_POLICY), Control())):
-            expected = [play(scenario, factory, procedure) for scenario in scenarios]
-            for play_all in (together, alone):
-                found = play_all(scenarios, factory, procedure)
-                for of, traces, want in zip(scenarios, found, expected, strict=True):
+        for play_all in (together, alone):
+            waited: list[str] = []
+            found = play_all(scenarios, methods, procedure, waited.append)
+            assert waited == list(found) == list(methods)
+            for name, of_each in found.items():
+                for of, traces, want in zip(scenarios, of_each, expected[name], strict=True):
                     assert [trace.seed for trace in traces] == [0, 1]
                     for trace, one in zip(traces, want, strict=True):
                         assert trace.scenario is of

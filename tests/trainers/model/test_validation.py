@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,10 @@ from tiny_scenario import tiny
 from torch import Tensor
 
 from dynamiccl_ray.agent.policy import PolicyNetwork
-from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.run import Trace
 from dynamiccl_ray.config.control import Control, Learning
 from dynamiccl_ray.config.curriculum import Validation
-from dynamiccl_ray.evaluation.measures import Procedure
 from dynamiccl_ray.evaluation.players import players
-from dynamiccl_ray.simulation.scenario import Scenario
 from dynamiccl_ray.trainers.model.validation import validate
 
 # The second pair is best; where there is no gap, NCCL's own choice is.
@@ -25,10 +21,10 @@ GAP, NONE = tiny([[[10, 8]]], starts=[0]), tiny([[[10, 20]]], starts=[0])
 SETTINGS = Validation(scenarios=2, collectives=40)
 
 
-def alone(scenarios: Sequence[Scenario], factory: Factory, procedure: Procedure) -> list[list[Trace]]:
+def alone(*given: Any) -> dict[str, list[list[Trace]]]:
     """In this process."""
     with players(1) as play_all:
-        return play_all(scenarios, factory, procedure)
+        return play_all(*given)
 
 
 class Asked(PolicyNetwork):
@@ -65,9 +61,10 @@ def test_no_gap_is_closed() -> None:
 def test_it_is_one_run_after_so_many_collectives() -> None:
     played: list[list[Trace]] = []
 
-    def watched(*given: Any) -> list[list[Trace]]:
-        played.extend(alone(*given))
-        return played
+    def watched(*given: Any) -> dict[str, list[list[Trace]]]:
+        found = alone(*given)
+        played.extend(found["policy"])
+        return found
 
     validate(PolicyNetwork(8), [GAP, NONE], SETTINGS, Control(), watched)
     assert [len(traces) for traces in played] == [1, 1]

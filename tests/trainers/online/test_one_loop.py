@@ -95,7 +95,7 @@ def _replay(told: list[Told], scenario: Scenario, net: policy.PolicyNetwork, con
         assert np.array_equal(np.log(time_us), part.samples.log_us)
         order = np.lexsort((np.arange(len(time_us)), part.samples.row))
         by_key = time_us[order].reshape(keys, -1)
-        judged._until = by_key.shape[1]
+        judged._played._until = by_key.shape[1]
         for step in by_key.T:
             judged.observe(judged.loop.wanted, step)
 
