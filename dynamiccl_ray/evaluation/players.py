@@ -6,6 +6,8 @@ import contextlib
 import functools
 import math
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -47,7 +49,7 @@ def players(processes: int) -> Iterator[Play]:
         if processes > 1:
             # Started from nothing: a process with threads, such as one that shows its progress, must not be copied.
             started = multiprocessing.get_context("spawn")
-            pool = ProcessPoolExecutor(processes, started, initializer=one_core)
+            pool = ProcessPoolExecutor(processes, started, initializer=_begin)
             spread = stack.enter_context(pool).map
 
         def play_all(
@@ -73,6 +75,19 @@ def players(processes: int) -> Iterator[Play]:
             return found
 
         yield play_all
+
+
+def _begin() -> None:
+    """In a process that plays. One that is killed tells nobody, so whoever works for it looks."""
+    one_core()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _play(steps: int, factory: Factory, runs: Sequence[tuple[Scenario, int]]) -> list[Trace]:

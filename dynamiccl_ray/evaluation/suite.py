@@ -6,7 +6,7 @@ GPUs to a thousand?
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,10 +27,9 @@ from dynamiccl_ray.evaluation.measures import (
     judged,
     key_rows,
     mean_interval,
-    play,
     relative_regret,
 )
-from dynamiccl_ray.evaluation.players import Progress, players, under
+from dynamiccl_ray.evaluation.players import Play, Progress, players, under
 from dynamiccl_ray.fabric.cluster_config import Cluster
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
 from dynamiccl_ray.fabric.presets import find_cluster
@@ -114,15 +113,16 @@ def assess(
             most = int(np.argmax([len(s.starts) for s in of]))
             examples[name] = {method: traces[most] for method, traces in runs.items()}
             played(name, runs)
+        progress("cross-tier sweep")
+        tier_rows, tiers = _tiers(play_all, methods, procedure)
+        progress("scale sweep")
+        subject = {SUBJECT: methods[SUBJECT]}
+        traces = dict(zip(SCALE_GPUS, play_all(_scales(), subject, procedure)[SUBJECT], strict=True))
     # As many scenarios of each, so that the mean over clusters is that over scenarios.
     of_all = {m: np.concatenate([row["regret_of_jobs"][m] for row, _ in held]) for m in methods}
     regret = {m: float(each.mean()) for m, each in of_all.items()}
     together = judged(HELD_OUT, [traces for _, of in held for traces in of], regret, procedure) | _intervals(of_all)
     rows.append({**together, "policies": _mean_policies([row["policies"] for row, _ in held])})
-    progress("cross-tier sweep")
-    tier_rows, tiers = _tiers(methods, procedure)
-    progress("scale sweep")
-    traces = {gpus: play(scenario, methods[SUBJECT], procedure) for gpus, scenario in _scales()}
     summary = {
         "policy": SUBJECT,
         "splits": rows,
@@ -187,24 +187,21 @@ def _all_reduce(cluster: Cluster, nodes: int, sizes: Sequence[int]) -> Scenario:
 
 
 def _tiers(
-    methods: Mapping[str, Factory], procedure: Procedure
+    play_all: Play, methods: Mapping[str, Factory], procedure: Procedure
 ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, Any]]]:
-    statistics: dict[str, list[dict[str, Any]]] = {name: [] for name in (*_COMPARED, SUBJECT)}
+    scenarios = [_all_reduce(find_cluster(cluster), nodes, TIER_BYTES) for cluster, nodes in TIER_PLACES.values()]
+    runs = play_all(scenarios, {name: methods[name] for name in (*_COMPARED, SUBJECT)}, procedure)
+    statistics = {name: [row for traces in of for row in key_rows(traces, procedure)] for name, of in runs.items()}
     decisions = []
-    for tier, (cluster, nodes) in TIER_PLACES.items():
-        scenario = _all_reduce(find_cluster(cluster), nodes, TIER_BYTES)
-        for name, rows in statistics.items():
-            traces = play(scenario, methods[name], procedure)
-            rows += key_rows(traces, procedure)
-        # The subject's, which is the last.
+    for tier, scenario, traces in zip(TIER_PLACES, scenarios, runs[SUBJECT], strict=True):
         chosen = most_chosen(traces[0], procedure.measured)
         for k, nbytes in enumerate(TIER_BYTES):
             best = scenario.oracle_us[0, k]
             decisions.append(
                 {
                     "tier": tier,
-                    "cluster": cluster,
-                    "nodes": nodes,
+                    "cluster": scenario.cluster,
+                    "nodes": scenario.nodes,
                     "bytes": nbytes,
                     "policy": action_of(int(chosen[k])).name,
                     "oracle": action_of(int(scenario.oracle[0, k])).name,
@@ -221,14 +218,14 @@ def most_chosen(trace: Trace, last: int) -> NDArray[np.int64]:
     return np.array([np.bincount(column).argmax() for column in trace.actions[-last:].T], np.int64)
 
 
-def _scales() -> Iterator[tuple[int, Scenario]]:
+def _scales() -> list[Scenario]:
+    """Of ``SCALE_GPUS``."""
     cluster = find_cluster(SCALE_CLUSTER)
-    for gpus in SCALE_GPUS:
-        local = min(gpus, cluster.gpus_per_node)
-        yield (
-            gpus,
-            _all_reduce(cluster.model_copy(update={"gpus_per_node": local}), gpus // local, SCALE_BYTES),
-        )
+    local = [min(gpus, cluster.gpus_per_node) for gpus in SCALE_GPUS]
+    return [
+        _all_reduce(cluster.model_copy(update={"gpus_per_node": of_node}), gpus // of_node, SCALE_BYTES)
+        for gpus, of_node in zip(SCALE_GPUS, local, strict=True)
+    ]
 
 
 def _scale_row(gpus: int, traces: Sequence[Trace], procedure: Procedure) -> dict[str, Any]:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import numpy as np
 from tiny_scenario import tcp
 
 from dynamiccl_ray.agent import policy
+from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.baselines.bandit import Bandit
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.config.control import Control
@@ -13,6 +20,38 @@ from dynamiccl_ray.config.experiment import DEFAULT_POLICY
 from dynamiccl_ray.evaluation.measures import Procedure, play
 from dynamiccl_ray.evaluation.players import players
 from dynamiccl_ray.fabric.load import Load
+
+
+class _ForEver(Bandit):
+    """Says which process plays it, and goes on."""
+
+    def choose(self, step: int) -> Int64:
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+        return super().choose(step)
+
+
+def test_whoever_plays_for_one_that_is_killed_ends_too() -> None:
+    code = """
+from tiny_scenario import tcp
+from test_players import _ForEver
+from dynamiccl_ray.evaluation.measures import Procedure
+from dynamiccl_ray.evaluation.players import players
+if __name__ == "__main__":
+    with players(2) as play_all:
+        play_all([tcp(), tcp()], {"ever": _ForEver}, Procedure(learn=1, warmup=1, measured=1, runs=1))
+"""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    driver = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    playing = {int(driver.stdout.readline()) for _ in range(2)}
+    assert driver.pid not in playing
+    driver.kill()
+    driver.wait()
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in playing):
+        assert time.monotonic() < deadline, "still there"
+        time.sleep(0.1)
 
 
 def test_several_processes_play_what_one_plays() -> None:
