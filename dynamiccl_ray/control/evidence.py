@@ -345,9 +345,11 @@ class Evidence:
         """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""
         return self._lending.excess(self.baseline.astype(np.float32))[rows]
 
-    def tried_near(self, rows: Int64) -> Bool:
+    def tried_near(self, rows: Int64, *, since: bool = False) -> Bool:
         """(R, N_PAIRS) whether the key or one of its collective that is near in size has ever tried a pair, or an
-        earlier run has."""
+        earlier run has; or whether it has ``since`` its last shift."""
+        if since:
+            return self._lending.tried(any_along(self.by_channels >= 1, -1), rows)
         every = np.arange(len(self))
         return self._lending.tried(any_along(self.by_channels > 0, -1) | self.ran_earlier(every), rows)
 

@@ -19,6 +19,8 @@ from dynamiccl_ray.knobs import N_PAIRS
 _LIKELY: Final = 0.3
 # Share of the draws in which what a prior rules out is not drawn.
 _TRUSTED: Final = 0.75
+# What is expected to be slower than the fastest by more than this, as a log, is hopeless, whatever has changed.
+_HOPELESS: Final = 0.8
 # What is off by more than this, as the standard deviation of a log, knows nothing of chunks. The models of 15 held-out
 # clusters were off by 0.14 to 0.27, and another's by 0.19 to 0.56.
 _WRONG_MODEL: Final = 0.25
@@ -127,6 +129,13 @@ class Exploration(State):
             with_other = rechunked(of_late, flat)
             nobody_knows = np.minimum(said.model.error, said.earlier.error)[late] > _WRONG_MODEL
             new[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
+            # A shift may turn what a model says upside down: what is not hopeless is tried once, by one of those that
+            # are near.
+            least = np.where(may[late], said.channels[0][late], np.inf).min(-1)
+            again = (least <= least.min(-1, keepdims=True) + _HOPELESS) & (turn & ~first)[late, None]
+            again &= ~evidence.tried_near(rows[late], since=True)
+            once = untried(cost[late], again, np.zeros_like(again), wrong[late], allowed[late], chunk[late])
+            new[late] = np.where(once >= 0, once, new[late])
         return observation, new
 
     def _unmeasured(self, rows: Int64, means: Means, allowed: Bool, tried: Bool, idle: Bool) -> Int64:
