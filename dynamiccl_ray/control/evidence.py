@@ -353,6 +353,13 @@ class Evidence:
         every = np.arange(len(self))
         return self._lending.tried(any_along(self.by_channels > 0, -1) | self.ran_earlier(every), rows)
 
+    def rechunked_near(self, rows: Int64, actions: Int64) -> Bool:
+        """(R,) whether the key or one of its collective that is near in size has measured the pair of flat actions (R,)
+        with another chunk than NCCL's own since its last shift.
+        """
+        measured = any_along(self.by_chunk[..., 1:] >= 1, -1)
+        return self._lending.tried(measured, rows)[np.arange(len(rows)), action_parts(actions)[0]]
+
     def ran_earlier(self, rows: Int64) -> Bool:
         """(R, N_PAIRS) whether an earlier run says anything of a pair."""
         return any_along(np.isfinite(self._earlier[rows, :, :N_CHANNELS]), -1)

@@ -126,7 +126,9 @@ class Exploration(State):
             promises = promising(
                 of_late, flat, said.of_actions(late), self._modelled(rows[late]), learning.draw_samples
             )
-            with_other = rechunked(of_late, flat)
+            own, small = (rechunked(of_late, flat, small=of) for of in (False, True))
+            small[~turn[late] | evidence.rechunked_near(rows[late], small)] = -1
+            with_other = np.where(own >= 0, own, small)
             nobody_knows = np.minimum(said.model.error, said.earlier.error)[late] > _WRONG_MODEL
             new[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
             # A shift may turn what a model says upside down: what is not hopeless is tried once, by one of those that

@@ -257,8 +257,28 @@ def test_a_pair_that_was_measured_with_other_chunks_only_is_measured_with_nccls_
     ):
         measured(evidence, 0, action, 1, mean)
     tried = []
-    while (action := int(rechunked(evidence.means(KEY), ALL)[0])) >= 0:
+    while (action := int(rechunked(evidence.means(KEY), ALL, small=False)[0])) >= 0:
         tried.append(action)
         measured(evidence, 0, action, 1, 3.4)
     assert tried == [int(flat_action(3, 4, 0)), pair(4)], "the fastest first"
-    assert rechunked(evidence.means(KEY), ~ALL)[0] == -1
+    assert rechunked(evidence.means(KEY), ~ALL, small=False)[0] == -1
+
+
+def test_a_pair_that_was_measured_with_nccls_own_chunk_only_is_measured_with_a_small_one() -> None:
+    """Where that is too large for the message, nothing is pipelined, and the pair takes several times as long."""
+    evidence = store(1)
+    for action, mean in (
+        (int(flat_action(2, 0, 3)), 2.9),  # with another chunk, too
+        (pair(2), 3.8),
+        (pair(3), 4.2),
+        (int(flat_action(3, 4, 0)), 4.1),
+        (pair(4), 4.0),
+        (pair(5), 4.5),  # too far behind for a chunk to be the reason
+    ):
+        measured(evidence, 0, action, 1, mean)
+    tried = []
+    while (action := int(rechunked(evidence.means(KEY), ALL, small=True)[0])) >= 0:
+        tried.append(action)
+        measured(evidence, 0, action, 1, 4.4)
+    assert tried == [int(flat_action(4, 0, 2)), int(flat_action(3, 4, 2))], "the fastest first"
+    assert rechunked(evidence.means(KEY), ~ALL, small=True)[0] == -1

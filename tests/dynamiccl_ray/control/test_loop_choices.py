@@ -7,7 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from looped import UNTIL_EXPLOIT, decided, due_rows, exploiting, loop_of, network, observed, pair, play, some_keys
+from looped import (
+    UNTIL_EXPLOIT,
+    decided,
+    due_rows,
+    exploiting,
+    loop_of,
+    network,
+    observed,
+    own_channels,
+    pair,
+    play,
+    some_keys,
+)
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.agent.observation import PAIR_FIELDS, part
@@ -465,6 +477,27 @@ def test_a_pair_that_a_model_rules_out_but_for_one_chunk_is_tried_with_that(with
     loop = loop_of(replace(keys, prior=prior), draws=20)
     observed(loop, [0] * 4, 3.0)
     assert loop.due().untried.tolist() == [action]
+
+
+@pytest.mark.parametrize("model", ["none", "wrong", "right"])
+def test_where_nobody_knows_one_of_those_that_are_near_tries_a_small_chunk(model: str) -> None:
+    keys, small = own_channels(2), int(flat_action(1, 0, 2))
+    keys.channels[:, 6:] = False
+    if model != "none":
+        keys.prior[:, 1], keys.prior[:, 2:6] = -0.2, 0.5 if model == "right" else 1.6
+    loop = loop_of(keys, draws=20, sequence=6)
+    observed(loop, np.repeat([0, 1], 4), 3.0)
+    asked = []
+    for draw in range(14):
+        asked.append(decided(loop, pair(1 + draw if draw < 5 else 1)).untried == small)
+        observed(loop, np.repeat([0, 1], 2), np.repeat(np.where(loop.wanted == pair(1), 2.8, 3.5), 2))
+    assert not np.any(asked[:7]), "as in training"
+    if model == "right":
+        assert not np.any(asked)
+    else:
+        first = int(np.flatnonzero(np.any(asked, 1))[0])
+        assert np.sum(asked[first]) == 1, "it is one's turn"
+        assert loop.evidence.tried[:, small].sum() == 1, "one has tried for both"
 
 
 def test_after_a_shift_one_of_those_that_are_near_tries_what_a_model_rules_out() -> None:
