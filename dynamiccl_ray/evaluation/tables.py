@@ -13,7 +13,7 @@ from dynamiccl_ray.baselines.method import Factory
 from dynamiccl_ray.baselines.registry import beside
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.evaluation.measures import Procedure, judged, relative_regret
-from dynamiccl_ray.evaluation.players import Progress, players, under
+from dynamiccl_ray.evaluation.players import Progress, players
 from dynamiccl_ray.evaluation.suite import SUBJECT
 from dynamiccl_ray.simulation.tables import Table
 
@@ -34,20 +34,21 @@ def judge_tables(
     methods: dict[str, Factory] = {**beside(control), SUBJECT: learned(net, control)}
     rows = []
     with players(processes) as play_all:
-        for table in tables:
-            runs = play_all([table.scenario], methods, procedure, under(progress, table.name))
-            row = judged(table.name, runs[SUBJECT], {m: relative_regret(of) for m, of in runs.items()}, procedure)
-            row |= {
-                "sizes": len(table.scenario.nbytes),
-                "options": int(table.scenario.valid.sum(1).max()),
-                "sessions": table.sessions,
-                "default_known": table.default_known,
-            }
-            if not table.default_known:
-                row |= dict.fromkeys(
-                    ("gap_closed", "default_vs_oracle", "worst_key_vs_default", "p99_key_vs_default"), None
-                )
-            rows.append(row)
+        runs = play_all([table.scenario for table in tables], methods, procedure, progress)
+    for i, table in enumerate(tables):
+        regret = {method: relative_regret(of[i : i + 1]) for method, of in runs.items()}
+        row = judged(table.name, runs[SUBJECT][i : i + 1], regret, procedure)
+        row |= {
+            "sizes": len(table.scenario.nbytes),
+            "options": int(table.scenario.valid.sum(1).max()),
+            "sessions": table.sessions,
+            "default_known": table.default_known,
+        }
+        if not table.default_known:
+            row |= dict.fromkeys(
+                ("gap_closed", "default_vs_oracle", "worst_key_vs_default", "p99_key_vs_default"), None
+            )
+        rows.append(row)
     worst = [row["worst_key_vs_default"] for row in rows if row["default_known"]]
     return {
         "tables": rows,
