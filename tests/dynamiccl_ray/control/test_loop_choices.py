@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from looped import (
     loop_of,
     network,
     observed,
-    own_channels,
     pair,
     play,
     some_keys,
@@ -27,7 +25,6 @@ from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control import exploration
 from dynamiccl_ray.control import loop as loop_module
 from dynamiccl_ray.control.columns import nothing_expected
-from dynamiccl_ray.control.due import untried
 from dynamiccl_ray.control.loop import Due, Loop, Phase
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS, OWN_PAIR
 
@@ -399,131 +396,6 @@ def test_what_a_prior_rules_out_is_not_drawn_before_the_last_quarter(of: str, of
         loop.decide(due.row, np.full(2, pair(1)))
         observed(loop, [0, 1], 3.0)
     assert drawable == [[False, True]] * 6 + [[free, True]] * 2
-
-
-def test_where_nccl_was_wrong_about_one_pair_the_others_are_tried_once_by_one_key_of_each_size() -> None:
-    """NCCL takes pair 2 for e times as slow as its own choice, and pair 3 for four times; pair 2 is faster."""
-    loop = loop_of(some_keys(6), draws=60)
-    loop.keys.cost[:, 1:] = 9.0
-    loop.keys.cost[:, [1, 2, 3]] = 0.0, 1.0, 1.4
-    fast = {pair(2): 2.6, OWN_ACTION: 3.0}
-    tried = np.zeros(6, np.int64)
-    for _ in range(50):
-        play(loop, 1, lambda row, action: fast.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(2)))
-        tried += loop.wanted == pair(3)
-    # Sizes are an octave apart; those within two octaves of one that has tried need not.
-    assert tried.max() == 1
-    assert 1 <= tried.sum() <= 3
-    # Where an earlier run has tried, nobody does.
-    keys = some_keys(6)
-    keys.earlier[:, 3] = 0.3
-    loop = loop_of(keys, draws=60)
-    loop.keys.cost[:] = 9.0
-    loop.keys.cost[:, [1, 2, 3]] = 0.0, 1.0, 1.4
-    for _ in range(50):
-        play(loop, 1, lambda row, action: fast.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(2)))
-        assert not (loop.wanted == pair(3)).any()
-
-
-@pytest.mark.parametrize(("cost", "earlier", "times"), [(0.1, np.nan, 1), (0.5, np.nan, 0), (0.1, 1.5, 0)])
-def test_what_nccl_takes_for_nearly_the_best_is_tried_once_whatever_a_model_says(
-    cost: float, earlier: float, times: int
-) -> None:
-    """But not what it takes for half as slow again, nor where an earlier run has measured the pair."""
-    keys = some_keys(1)
-    keys.prior[0, 2:5] = 1.5
-    keys.earlier[0, 3] = earlier
-    loop = loop_of(keys, draws=60)
-    loop.keys.cost[0, 1:] = 9.0
-    loop.keys.cost[0, [1, 3]] = 0.0, cost
-    tried = 0
-    for _ in range(40):
-        of = {pair(1): 2.9, OWN_ACTION: 3.0}
-        play(
-            loop, 1, lambda row, action, of=of: of.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(1))
-        )
-        tried += int(loop.wanted[0] == pair(3))
-    assert tried == times
-
-
-@pytest.mark.parametrize(
-    ("chunk", "forbidden", "action"),
-    [
-        (0, (), flat_action(1, 0, 0)),
-        (2, (), flat_action(1, 0, 2)),
-        (2, (0, 2), flat_action(1, 1, 2)),
-        (2, (slice(None), 2), flat_action(1, 0, 0)),
-        (0, (0, 0), flat_action(1, 1, 0)),
-        (0, (slice(None), 0), flat_action(1, 0, 1)),
-    ],
-)
-def test_a_pair_is_tried_with_a_chunk_of_its_own(chunk: int, forbidden: Any, action: int) -> None:
-    pairs, none = np.zeros((2, 1, N_PAIRS), np.bool_)
-    pairs[0, 1] = True
-    allowed = np.ones((1, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
-    if forbidden:
-        allowed[(0, 1, *forbidden)] = False
-    cost, wrong = np.zeros((1, N_PAIRS), np.float32), np.zeros(1, np.float32)
-    chunks = np.zeros((1, N_PAIRS), np.int64)
-    chunks[0, 1] = chunk
-    assert untried(cost, pairs, none, wrong, allowed, chunks).tolist() == [action]
-
-
-@pytest.mark.parametrize(("with_the_chunk", "action"), [(-0.3, flat_action(3, 0, 1)), (0.7, -1)])
-def test_a_pair_that_a_model_rules_out_but_for_one_chunk_is_tried_with_that(with_the_chunk: float, action: int) -> None:
-    keys, prior = some_keys(1), nothing_expected(1)
-    keys.cost[0, 3] = 0.5
-    prior[0, 3], prior[0, 3, N_CHANNELS + 1] = 0.7, with_the_chunk
-    loop = loop_of(replace(keys, prior=prior), draws=20)
-    observed(loop, [0] * 4, 3.0)
-    assert loop.due().untried.tolist() == [action]
-
-
-@pytest.mark.parametrize("model", ["none", "wrong", "right"])
-def test_where_nobody_knows_one_of_those_that_are_near_tries_a_small_chunk(model: str) -> None:
-    keys, small = own_channels(2), int(flat_action(1, 0, 2))
-    keys.channels[:, 6:] = False
-    if model != "none":
-        keys.prior[:, 1], keys.prior[:, 2:6] = -0.2, 0.5 if model == "right" else 1.6
-    loop = loop_of(keys, draws=20, sequence=6)
-    observed(loop, np.repeat([0, 1], 4), 3.0)
-    asked = []
-    for draw in range(14):
-        asked.append(decided(loop, pair(1 + draw if draw < 5 else 1)).untried == small)
-        observed(loop, np.repeat([0, 1], 2), np.repeat(np.where(loop.wanted == pair(1), 2.8, 3.5), 2))
-    assert not np.any(asked[:7]), "as in training"
-    if model == "right":
-        assert not np.any(asked)
-    else:
-        first = int(np.flatnonzero(np.any(asked, 1))[0])
-        assert np.sum(asked[first]) == 1, "it is one's turn"
-        assert loop.evidence.tried[:, small].sum() == 1, "one has tried for both"
-
-
-def test_after_a_shift_one_of_those_that_are_near_tries_what_a_model_rules_out() -> None:
-    keys, prior = some_keys(2), nothing_expected(2)
-    keys.cost[:, [1, 3, 4]] = 0.1, 0.5, 0.4  # the fourth pair comes first, but is too far behind
-    prior[:, 1], prior[:, 3], prior[:, 4] = -0.2, 0.5, 0.9
-    loop = loop_of(replace(keys, prior=prior), draws=20, sequence=2)
-
-    def drawn(times: int) -> list[list[int]]:
-        found = []
-        for _ in range(times):
-            found.append(decided(loop, pair(1)).untried.tolist())
-            observed(loop, np.repeat([0, 1], 2), np.repeat(np.where(loop.wanted == pair(1), 2.8, 3.5), 2))
-        return found
-
-    observed(loop, np.repeat([0, 1], 4), 3.0)
-    assert pair(3) not in np.ravel(drawn(8))
-    loop.shift(np.array([0, 1]))
-    observed(loop, np.repeat([0, 1], 4), 3.0)
-    assert pair(3) not in np.ravel(drawn(3)), "as in training"
-    asked = drawn(1)[0]
-    assert asked[0] != pair(3) == asked[1], "the second key's turn"
-    assert not loop.evidence.tried[:, pair(3)].any(), "what was drawn is not known yet"
-    asked = drawn(1)[0]
-    assert asked[0] == pair(3) != asked[1], "the first key's"
-    assert loop.evidence.tried[:, pair(3)].tolist() == [True, False]
 
 
 @pytest.mark.parametrize("wrong", [False, True])
