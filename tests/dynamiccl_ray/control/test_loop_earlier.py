@@ -72,6 +72,16 @@ def _hopeless() -> Keys:
     return keys
 
 
+def test_what_earlier_runs_got_wrong_is_not_held_against_a_model_that_says_nothing_yet() -> None:
+    keys = some_keys(2)
+    keys.earlier[:, 1:6] = 1.5
+    loop = loop_of(keys, draws=30)
+    for i in range(1, 6):
+        play(loop, 1, lambda _, action: 3.0, drawn=lambda due, of=i: np.full(due.draw.sum(), pair(of)))
+    assert loop.misled.tolist() == [1, 1]
+    assert loop.mistaken.tolist() == [0, 0]
+
+
 def test_what_was_hopeless_in_an_earlier_run_does_not_contend_however_lucky_it_was_once() -> None:
     loop = exploiting(_hopeless())
     loop._check(np.array([0, 1]))
