@@ -173,9 +173,9 @@ class Checks:
         off = (self.off[rows, place] * of).sum(-1) / turns
         before = evidence.mean(rows, self.actions[rows, place]) - evidence.mean(rows, self.actions[rows, 0])
         behind = off > _SURE * np.sqrt(2 * BATCH / turns) * deviation
-        # Where the network changes in a check, the turns are of two.
-        alike = np.abs(self.off[rows, place, turns - 1] - off) <= _FAR
-        out = behind & alike & (np.abs(off - before) <= _FAR)
+        # Where the network changes in a check, one turn alone may put anything behind.
+        least = np.minimum(np.where(of, self.off[rows, place], np.inf).min(-1), before)
+        out = behind & (2 * least >= off) & (np.abs(off - before) <= _FAR)
         rows, place = rows[out], place[out]
         self.takes_turns[rows, place] = turns[out]
         self.off[rows, place] = np.where(of[out], self.off[rows, place], off[out, None])

@@ -161,8 +161,10 @@ class Loop(Exploration):
         # What changes before the detector knows what is usual is usual to it.
         young = (phase == Phase.EXPLOIT) & self.cusum.young(rows) & self._off(of, _UNUSUAL)
         moved = rows[quiet & ((learning & (last | (seldom & self.cusum.watches))) | (young & self.cusum.watches))]
-        # What may be of another network says nothing of this one; where little is known yet, it has to.
-        doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN)
+        # What may be of another network says nothing of this one; where little is known yet, or a check is far off, it
+        # has to.
+        calm = self.measured[rows] < self.checks.calm_until[rows]
+        doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN) & ~calm
         # What shows that an action has moved is what it takes now: the check is against what it took.
         same = ~np.isin(rows, moved)
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & same)).into(self.evidence.record)

@@ -36,6 +36,17 @@ def test_what_is_behind_in_some_turns_and_ahead_in_others_is_not_as_far_behind_a
     assert loop.checks.takes_turns[0, 1] == check.TURNS
 
 
+def test_what_one_turn_has_put_behind_is_not_as_far_behind_as_it_was() -> None:
+    """The network changed between the action in force and NCCL's own choice. All later would be relative to that."""
+    loop, row, one = drawn_far(), np.array([0]), np.ones(1)
+    loop._check(row)
+    assert loop.checks.actions[0, :2].tolist() == [pair(1), OWN_ACTION]
+    for behind in (0.28, *[0.02] * (check.TURNS - 1)):  # it was 0.1
+        for time in (3.0, 3.0 + behind):
+            loop.checks.record(row, one, time * one, 0 * one, loop.evidence, 0.01 * one)
+    assert loop.checks.level(row)[0, 1] == pytest.approx(3.02)
+
+
 def test_a_check_begins_anew_once() -> None:
     loop, row = drawn_far(), np.array([0])
     loop._check(row)
@@ -80,6 +91,22 @@ def test_what_a_check_has_not_shown_to_be_slower_gives_way_soon_once_it_is() -> 
         ran += 1
     assert ran <= 3, "decisions"
     assert loop.shifts[0] == 0
+
+
+def test_what_takes_longer_gives_way_also_while_its_key_is_left_in_peace() -> None:
+    """Its alarm waits, for thousands of collectives where the choice has often stood."""
+    loop = drawn_far()
+    loop.checks.stood[0], loop.checks.calm_until[0] = 6, 1 << 20
+    other = pair(2)
+    for column, value in ((loop.evidence.samples, 200.0), (loop.evidence.total, 200 * 2.92)):
+        column[0, other] = value
+    slower: Times = lambda row, action: {pair(1): 2.97, other: 2.92}.get(action, 3.0)  # noqa: E731
+    for decision in range(100):
+        play(loop, 1, slower, sigma=0.02, seed=decision, rows=[0])
+        if loop.wanted[0] == other:
+            break
+    assert loop.wanted[0] == other
+    assert (loop.phase[0], loop.shifts[0]) == (Phase.EXPLOIT, 0)
 
 
 def test_what_stands_a_little_otherwise_than_before_takes_what_the_check_has_measured() -> None:

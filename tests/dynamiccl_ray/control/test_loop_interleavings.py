@@ -150,7 +150,7 @@ class Key:
             before = faded
         assert sum((recorded - before).values()) == sum(recorded.values()) - sum(before.values()) == self.turned
         self.recorded, self.turned, self.checking = recorded, 0, False
-        if self.began < LEARNING["draws"] + LEARNING["compares"] and not anew:
+        if self.began <= LEARNING["draws"] + LEARNING["compares"] and not anew:
             self.decisions = self.began
         if anew:
             assert recorded[OWN_ACTION]
@@ -262,7 +262,7 @@ class Interleavings(RuleBasedStateMachine):
         stirred = self.loop._stirred > 0
         alarms = self.loop.observe(Measured(row=row, action=action, log_us=log_us, skew=skew))
 
-        doubtful = self.loop.cusum.score > 0.6
+        doubtful = (self.loop.cusum.score > 0.6) & (self.loop.measured >= self.loop.checks.calm_until)
         for key, (right, n_late), in_doubt, moved in zip(self.keys, counts, doubtful, stirred, strict=True):
             key.observe(right, n_late, doubtful=in_doubt, stirred=moved)
         raised = {alarm.row for alarm in alarms if alarm.anew}
