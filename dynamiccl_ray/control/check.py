@@ -291,7 +291,7 @@ class Checks:
 
 def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool, hopeless: bool) -> list[int]:
     """``wanted``, NCCL's own choice unless that is ``hopeless``, and of what was measured and is ``allowed``
-    (N_ACTIONS,) the fastest, unless they are far behind."""
+    (N_ACTIONS,) the fastest, unless they are far behind; the next one after ``wanted`` if that would be alone."""
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
     alone = wanted == OWN_ACTION or hopeless or float(evidence.baseline[row]) - now > HOPELESS
     contend = [wanted] if alone else [wanted, OWN_ACTION]
@@ -302,7 +302,13 @@ def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool, hopele
     same = (pair == mine) & near & (order != wanted)
     # Another chunk often changes nothing.
     alike = np.concatenate([np.flatnonzero(same & (channels != its)), np.flatnonzero(same)])[:1].tolist()
-    return [*contend, *order[others + alike].tolist()]
+    found = [*contend, *order[others + alike].tolist()]
+    if len(found) > 1:
+        return found
+    # What is compared with nothing always stands.
+    rest = order != wanted
+    own_next = wanted != OWN_ACTION and float(evidence.baseline[row]) <= mean[rest].min(initial=np.inf)
+    return [wanted, OWN_ACTION] if own_next else [wanted, *order[rest][:1].tolist()]
 
 
 def _further(row: int, contend: Int64, before: int, evidence: Evidence, allowed: Bool, most: float) -> list[int]:

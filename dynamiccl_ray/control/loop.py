@@ -53,8 +53,8 @@ _OFTEN: Final = 4
 _AGAIN: Final = 8
 _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
-# The same of what was measured too seldom for an alarm, where a key compares: on a network that has become faster, it
-# would be the best of all, and nothing would ever say that the others are as fast.
+# The same of what was measured too seldom for an alarm: on a network that has become faster, it would be the best of
+# all, and nothing would ever say that the others are as fast.
 _SURPRISE: Final = 0.2
 # The same where a key has begun to exploit, or its choice has stood, and the detector has seen too little of it.
 _UNUSUAL: Final = 0.3
@@ -157,10 +157,12 @@ class Loop(Exploration):
         asked = (actions == OWN_ACTION) | self.hopeless_earlier[rows] | (decided > self.draws()[rows])
         last = self._looks_back(rows, decided - 1) & asked
         last &= self._off(of, _LEAST_MOVED)
-        seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
+        # What exploits is watched once it is known.
+        seldom = ~drawn & (self.evidence.samples[rows, actions] < np.where(learning, _WELL_KNOWN, _KNOWN))
+        seldom &= (learning | (phase == Phase.EXPLOIT)) & self._off(of, _SURPRISE)
         # What changes before the detector knows what is usual is usual to it.
         young = (phase == Phase.EXPLOIT) & self.cusum.young(rows) & self._off(of, _UNUSUAL)
-        moved = rows[quiet & ((learning & (last | (seldom & self.cusum.watches))) | (young & self.cusum.watches))]
+        moved = rows[quiet & ((learning & last) | ((seldom | young) & self.cusum.watches))]
         # What may be of another network says nothing of this one; where little is known yet, or a check is far off, it
         # has to.
         calm = self.measured[rows] < self.checks.calm_until[rows]

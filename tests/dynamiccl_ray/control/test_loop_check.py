@@ -147,17 +147,18 @@ def test_where_what_was_too_far_behind_to_contend_is_the_best_now_the_key_learns
 def test_a_key_does_not_end_up_behind_nccls_own_choice_however_far_behind_that_was(in_force: int, faster: bool) -> None:
     """A fault of a link may make the action in force, and all like it, four times as slow. Also where that is NCCL's
     own choice with other channels."""
-    keys = some_keys(2)
+    keys, near = some_keys(2), pair(2)
     keys.channels[:, OWN_PAIR, 2] = True
     loop = loop_of(keys, draws=8, draw_samples=1)
-    drawn = lambda due: np.full(due.draw.sum(), in_force)  # noqa: E731
-    before: Times = lambda row, action: {OWN_ACTION: 4.0, in_force: 2.9}.get(action, 4.5)  # noqa: E731
+    before: Times = lambda row, action: {OWN_ACTION: 4.0, in_force: 2.9, near: 3.0}.get(action, 4.5)  # noqa: E731
     for seed in range(20):
+        drawn = lambda due, of=(in_force, near)[seed % 2]: np.full(due.draw.sum(), of)  # noqa: E731
         play(loop, 1, before, sigma=0.01, seed=seed, rows=[0], drawn=drawn)
     assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, in_force)
     loop._check(np.array([0]))
     assert OWN_ACTION not in loop.checks.actions[0].tolist()
-    after: Times = lambda row, action: 4.0 if action == OWN_ACTION else 4.3 - 0.4 * faster  # noqa: E731
+    slower: Times = lambda row, action: 4.3 + 0.1 * (action == near) - 0.4 * faster  # noqa: E731
+    after: Times = lambda row, action: 4.0 if action == OWN_ACTION else slower(row, action)  # noqa: E731
     assert [drift.anew for drift in all_turns(loop, after)] == [not faster]
     assert OWN_ACTION in loop.checks.actions[0].tolist()
     assert loop.phase[0] == (Phase.EXPLOIT if faster else Phase.ADAPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from checked import alarmed, all_turns, drawn_far, far
-from looped import Times, exploiting, pair, play, some_keys
+from looped import Times, exploiting, own_channels, pair, play, some_keys
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.control import check
@@ -107,6 +107,27 @@ def test_what_takes_longer_gives_way_also_while_its_key_is_left_in_peace() -> No
             break
     assert loop.wanted[0] == other
     assert (loop.phase[0], loop.shifts[0]) == (Phase.EXPLOIT, 0)
+
+
+def test_a_network_that_changes_while_what_is_hardly_known_is_in_force_does_not_make_it_the_best() -> None:
+    """Recorded, the times of the faster network would put all else so far behind that nothing contends."""
+    loop = exploiting(own_channels(2))
+    loop.evidence.samples[0, pair(1)], loop.evidence.total[0, pair(1)] = 1.0, 2.9
+    faster: Times = lambda row, action: 1.9 if action == pair(1) else 2.0  # noqa: E731
+    play(loop, 1, faster, sigma=0.01, rows=[0])
+    assert loop.phase[0] == Phase.CHECK
+    assert loop.checks.actions[0, :2].tolist() == [pair(1), OWN_ACTION]
+    assert [drift.anew for drift in all_turns(loop, faster)] == [False]
+    assert loop.evidence.baseline[0] == pytest.approx(2.0, abs=0.02)
+
+
+@pytest.mark.parametrize(("own", "next_to"), [(3.0, OWN_ACTION), (3.4, pair(2))])
+def test_a_check_compares_what_is_in_force_with_something_however_far_behind(own: float, next_to: int) -> None:
+    loop, row = drawn_far(), np.array([0])
+    loop.evidence.total[0, pair(1)] = 1.5 * loop.evidence.samples[0, pair(1)]
+    loop.evidence.baseline[0] = own
+    loop._check(row)
+    assert loop.checks.actions[0, :3].tolist() == [pair(1), next_to, -1]
 
 
 def test_what_stands_a_little_otherwise_than_before_takes_what_the_check_has_measured() -> None:
