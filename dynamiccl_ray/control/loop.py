@@ -53,8 +53,8 @@ _OFTEN: Final = 4
 _AGAIN: Final = 8
 _SAME: Final = 4.0
 _LEAST_MOVED: Final = 0.05
-# The same of what was measured too seldom for an alarm: on a network that has become faster, it would be the best of
-# all, and nothing would ever say that the others are as fast.
+# The same of what was measured too seldom for an alarm to come soon: on a network that has become faster, it would be
+# the best of all, and nothing would ever say that the others are as fast.
 _SURPRISE: Final = 0.2
 # The same where a key has begun to exploit, or its choice has stood, and the detector has seen too little of it.
 _UNUSUAL: Final = 0.3
@@ -157,9 +157,8 @@ class Loop(Exploration):
         asked = (actions == OWN_ACTION) | self.hopeless_earlier[rows] | (decided > self.draws()[rows])
         last = self._looks_back(rows, decided - 1) & asked
         last &= self._off(of, _LEAST_MOVED)
-        # What exploits is watched once it is known.
-        seldom = ~drawn & (self.evidence.samples[rows, actions] < np.where(learning, _WELL_KNOWN, _KNOWN))
-        seldom &= (learning | (phase == Phase.EXPLOIT)) & self._off(of, _SURPRISE)
+        seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
+        seldom &= learning | (phase == Phase.EXPLOIT)
         # What changes before the detector knows what is usual is usual to it.
         young = (phase == Phase.EXPLOIT) & self.cusum.young(rows) & self._off(of, _UNUSUAL)
         moved = rows[quiet & ((learning & last) | ((seldom | young) & self.cusum.watches))]
@@ -389,9 +388,10 @@ class Loop(Exploration):
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
     def _remember(self, rows: Int64) -> None:
-        """What these keys exploited, for whoever wants to go back to it."""
-        exploited = self.exploited()[rows]
-        self.settled[rows] = np.where(exploited >= 0, exploited, self.settled[rows])
+        """What these keys exploited most, for whoever wants to go back to it: what is in force may be there by the
+        change."""
+        most = self.evidence.samples[rows].argmax(-1)
+        self.settled[rows] = np.where(self.exploited()[rows] >= 0, most, self.settled[rows])
 
     def exploited(self) -> Int64:
         """(K,) flat action that each key exploits, or has exploited until its check began; -1 for a key that learns."""
