@@ -158,7 +158,9 @@ class Loop(Exploration):
         last = self._looks_back(rows, decided - 1) & asked
         last &= self._off(of, _LEAST_MOVED)
         seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
-        seldom &= learning | (phase == Phase.EXPLOIT)
+        # What exploits and is slower than it seemed gives way.
+        faster = of.mean < self.evidence.mean(rows, actions)
+        seldom &= learning | ((phase == Phase.EXPLOIT) & faster)
         # What changes before the detector knows what is usual is usual to it.
         young = (phase == Phase.EXPLOIT) & self.cusum.young(rows) & self._off(of, _UNUSUAL)
         moved = rows[quiet & ((learning & last) | ((seldom | young) & self.cusum.watches))]

@@ -121,6 +121,15 @@ def test_a_network_that_changes_while_what_is_hardly_known_is_in_force_does_not_
     assert loop.evidence.baseline[0] == pytest.approx(2.0, abs=0.02)
 
 
+def test_what_is_slower_than_it_seemed_gives_way_without_a_check() -> None:
+    """Nothing else has moved: there is nothing to learn."""
+    loop = exploiting(own_channels(2))
+    loop.evidence.samples[0, pair(1)], loop.evidence.total[0, pair(1)] = 1.0, 2.6
+    slower: Times = lambda row, action: 3.1 if action == pair(1) else 3.0  # noqa: E731
+    play(loop, 4, slower, sigma=0.01, rows=[0])
+    assert (loop.phase[0], loop.wanted[0], loop.shifts[0]) == (Phase.EXPLOIT, OWN_ACTION, 0)
+
+
 @pytest.mark.parametrize(("own", "next_to"), [(3.0, OWN_ACTION), (3.4, pair(2))])
 def test_a_check_compares_what_is_in_force_with_something_however_far_behind(own: float, next_to: int) -> None:
     loop, row = drawn_far(), np.array([0])
