@@ -1,9 +1,9 @@
-"""The policy less each other chooser over all jobs that nobody had looked at when they were played.
+"""The policy less each other chooser over all jobs that nobody had looked at when they were played, and by cluster.
 
     python benchmarks/pooled.py FILE...
 
 Files of ``described.py`` on sets with seeds. Each set is of the loop and the policy of its day; where a file has a row
-twice, the first counts. Intervals of 95 % are bootstrapped over the jobs of each set.
+twice, the first counts. Intervals of 95 % are bootstrapped over jobs.
 """
 
 from __future__ import annotations
@@ -16,44 +16,46 @@ from typing import Any
 
 import numpy as np
 
-from dynamiccl_ray.arrays import Float64
+from dynamiccl_ray.arrays import Float64, Int64
 
 DRAWS = 4000
 
 
 def rows_of(content: Any) -> Iterator[dict[str, Any]]:
-    """All rows of a file, however deep."""
-    if isinstance(content, dict) and "of_jobs" in content:
+    """All rows of a file, however deep, that have seeds."""
+    if isinstance(content, dict) and content.get("seeds") and "of_jobs" in content:
         yield content
     elif isinstance(content, dict | list):
         for part in content.values() if isinstance(content, dict) else content:
             yield from rows_of(part)
 
 
-def regrets(files: list[Path]) -> dict[tuple[str, str, tuple[int, ...]], Float64]:
-    """(J,) regret of each job, in per cent, by what jobs say, chooser, and seeds of the set."""
-    found: dict[tuple[str, str, tuple[int, ...]], Float64] = {}
-    for file in files:
-        for row in rows_of(json.loads(file.read_text())):
-            if row.get("seeds"):
-                key = row["described"], row["chooser"], tuple(row["seeds"])
-                found.setdefault(key, 100 * np.array(row["of_jobs"]))
-    return found
+def compared(ours: Float64, theirs: Float64) -> str:
+    """Means of regrets (J,) of the same jobs, and of their difference, in per cent."""
+    less = ours - theirs
+    drawn = np.random.default_rng(0).integers(len(less), size=(DRAWS, len(less)))
+    low, high = np.percentile(less[drawn].mean(1), [2.5, 97.5])
+    return f"{ours.mean():.2f} and {theirs.mean():.2f} %: {less.mean():+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def main() -> None:
-    found = regrets([Path(name) for name in sys.argv[1:]])
-    rng = np.random.default_rng(0)
-    pairs = dict.fromkeys((told, chooser) for told, chooser, _ in found if chooser != "policy")
-    for told, other in pairs:
+    rows = [row for name in sys.argv[1:] for row in rows_of(json.loads(Path(name).read_text()))]
+    clusters = next(list(row["by_cluster"]) for row in rows if "by_cluster" in row)
+    found: dict[tuple[str, str, tuple[int, ...]], Float64] = {}
+    cluster: dict[tuple[int, ...], Int64] = {}
+    for row in rows:
+        seeds = tuple(row["seeds"])
+        found.setdefault((row["described"], row["chooser"], seeds), 100 * np.array(row["of_jobs"]))
+        # A seed has as many jobs of each cluster, one cluster's after the other's.
+        each = len(row["of_jobs"]) // len(seeds) // len(clusters)
+        cluster[seeds] = np.tile(np.repeat(np.arange(len(clusters)), each), len(seeds))
+    for told, other in dict.fromkeys((told, chooser) for told, chooser, _ in found if chooser != "policy"):
         sets = [seeds for of, chooser, seeds in found if (of, chooser) == (told, other)]
-        ours, theirs = ([found[told, of, seeds] for seeds in sets] for of in ("policy", other))
-        behind = [a - b for a, b in zip(ours, theirs, strict=True)]
-        drawn = [of[rng.integers(len(of), size=(DRAWS, len(of)))] for of in behind]
-        low, high = np.percentile(np.concatenate(drawn, 1).mean(1), [2.5, 97.5])
-        a, b, less = (np.concatenate(of).mean() for of in (ours, theirs, behind))
-        jobs = sum(map(len, behind))
-        print(f"{told}, {jobs} jobs: {a:.2f} %, {other} {b:.2f} %: {less:+.2f} ({low:+.2f} to {high:+.2f})")
+        ours, theirs = (np.concatenate([found[told, of, seeds] for seeds in sets]) for of in ("policy", other))
+        print(f"{told}, policy and {other}, {len(ours)} jobs: {compared(ours, theirs)}")
+        of = np.concatenate([cluster[seeds] for seeds in sets])
+        for i, name in enumerate(clusters):
+            print(f"    {name}: {compared(ours[of == i], theirs[of == i])}")
 
 
 if __name__ == "__main__":
