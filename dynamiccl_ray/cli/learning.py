@@ -34,12 +34,14 @@ def train(
     """Learn on the fabric model, stage by stage, without a job."""
     from dynamiccl_ray.config.curriculum import load_curriculum
     from dynamiccl_ray.shipped import find
-    from dynamiccl_ray.trainers.model.curriculum import run_curriculum
 
     lessons = load_curriculum(find("curriculum", curriculum), override or ())
     if seed is not None:
         lessons = lessons.model_copy(update={"seed": seed})
     lessons = lessons.model_copy(update={"reward": lessons.reward.without(without or ())})
+    # RLlib takes seconds to import. What is wrong with the settings is said before.
+    from dynamiccl_ray.trainers.model.curriculum import run_curriculum
+
     directory = directory_for(out, lessons.name)
     with console.status("sampling scenarios") as status:
         summary = run_curriculum(
