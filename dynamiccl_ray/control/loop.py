@@ -390,10 +390,12 @@ class Loop(Exploration):
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 
     def _remember(self, rows: Int64) -> None:
-        """What these keys exploited most, for whoever wants to go back to it: what is in force may be there by the
-        change."""
-        most = self.evidence.samples[rows].argmax(-1)
-        self.settled[rows] = np.where(self.exploited()[rows] >= 0, most, self.settled[rows])
+        """What these keys exploited, for whoever wants to go back to it: what they measured most, where the change has
+        put in force what is hardly known."""
+        exploited, samples = self.exploited()[rows], self.evidence.samples[rows]
+        known = np.take_along_axis(samples, np.maximum(exploited, 0)[:, None], -1)[:, 0] >= _WELL_KNOWN
+        settled = np.where(known, exploited, samples.argmax(-1))
+        self.settled[rows] = np.where(exploited >= 0, settled, self.settled[rows])
 
     def exploited(self) -> Int64:
         """(K,) flat action that each key exploits, or has exploited until its check began; -1 for a key that learns."""

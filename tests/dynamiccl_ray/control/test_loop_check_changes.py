@@ -139,6 +139,19 @@ def test_a_check_compares_what_is_in_force_with_something_however_far_behind(own
     assert loop.checks.actions[0, :3].tolist() == [pair(1), next_to, -1]
 
 
+@pytest.mark.parametrize(("in_force", "samples", "back"), [(2, 8, 1), (2, 500, 2), (1, 1000, 1)])
+def test_a_key_goes_back_to_what_it_knew_in_force_and_not_to_what_a_fault_has_put_there(
+    in_force: int, samples: int, back: int
+) -> None:
+    """Pair 1 was in force a thousand times. Pair 2 came after it, for long, or when the fault had begun."""
+    loop, row = exploiting(own_channels(2)), np.array([0])
+    for of, times in ((1, 1000), (in_force, samples)):
+        loop.evidence.samples[0, pair(of)], loop.evidence.total[0, pair(of)] = times, times * 2.9
+    loop.decide(row, np.array([pair(in_force)]))
+    loop.shift(row)
+    assert loop.settled[0] == pair(back)
+
+
 def test_what_stands_a_little_otherwise_than_before_takes_what_the_check_has_measured() -> None:
     """NCCL's own choice comes nearer, and many times from before the change say that it has not."""
     loop, row = drawn_far(), np.array([0])
