@@ -176,6 +176,15 @@ def test_what_is_as_far_behind_as_it_was_has_one_turn(own: float, turns: int) ->
     assert (measured[OWN_ACTION], measured[pair(1)]) == (turns, check.TURNS)
 
 
+def test_what_has_come_much_nearer_has_all_turns() -> None:
+    """One turn would not tell that the network is another."""
+    loop, row = drawn_far(), np.array([0])
+    loop.evidence.total[0, OWN_ACTION], loop.evidence.baseline[0] = 3.5 * loop.evidence.samples[0, OWN_ACTION], 3.5
+    loop._check(row)
+    assert [drift.anew for drift in all_turns(loop, lambda row, action: 3.1 + 0.35 * (action == OWN_ACTION))] == [True]
+    assert loop.evidence.samples[0, OWN_ACTION] == check.TURNS
+
+
 def test_what_a_key_exploited_before_the_last_shift_is_looked_at_however_far_behind_it_was() -> None:
     """A fault of a link ends."""
     loop = drawn_far()
