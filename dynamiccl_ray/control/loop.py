@@ -32,7 +32,7 @@ from dynamiccl_ray.control.columns import (
 )
 from dynamiccl_ray.control.contest import compared, contest
 from dynamiccl_ray.control.due import Due
-from dynamiccl_ray.control.exploration import Exploration
+from dynamiccl_ray.control.length import SAME, SURPRISE, Length
 from dynamiccl_ray.control.state import Phase
 from dynamiccl_ray.control.trigger import BATCH
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
@@ -48,15 +48,9 @@ _WELL_KNOWN: Final = 24
 _OUTLIER: Final = 4.0
 # Draws of an action after which one more says little.
 _OFTEN: Final = 4
-# Decisions in which a network may change, so that NCCL's own choice is measured again; and how many standard
-# deviations, and how much as a log, that may be off if all that was measured between is of one network.
-_AGAIN: Final = 8
-_SAME: Final = 4.0
+# The least that NCCL's own choice is off by, as a log, on a network that has changed since it was measured; and what is
+# in force, where a key has begun to exploit, or its choice has stood, and the detector has seen too little of it.
 _LEAST_MOVED: Final = 0.05
-# The same of what was measured too seldom for an alarm to come soon: on a network that has become faster, it would be
-# the best of all, and nothing would ever say that the others are as fast.
-_SURPRISE: Final = 0.2
-# The same where a key has begun to exploit, or its choice has stood, and the detector has seen too little of it.
 _UNUSUAL: Final = 0.3
 # On a network that has changed, but not so that it shows in a check, what was measured counts for no more collectives.
 _FADED: Final = 32.0
@@ -65,7 +59,7 @@ _AGREED: Final = 0.25
 _TOGETHER: Final = 64
 
 
-class Loop(Exploration):
+class Loop(Length):
     """What is done with what is known of the keys."""
 
     # -- measurements --
@@ -93,32 +87,6 @@ class Loop(Exploration):
         """(K,) samples that each decision takes beyond these; one that is over takes no more, whatever comes."""
         takes = np.where(self._over, 0, self._takes())
         return np.asarray(takes - np.bincount(samples.row, minlength=len(self)), np.int64)
-
-    def _takes(self) -> Int64:
-        """(K,) samples of each decision."""
-        learning = self.control.learning
-        every = np.arange(len(self))
-        drawn = (self.decisions <= self.draws()) | self._looks_once(every, self.decisions - 1, self.wanted)
-        looks = (drawn & (self.resting == 0)) | self._first(every, self.wanted)
-        takes = np.where(looks, learning.draw_samples, learning.compare_samples)
-        takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
-        takes[self.phase == Phase.CHECK] = 1
-        return takes
-
-    def _first(self, rows: Int64, actions: Int64) -> Bool:
-        """(R,) whether nothing was measured of these actions since the last shift: then a draw's samples are enough to
-        know whether one is worth more."""
-        return np.asarray(self.evidence.samples[rows, actions] == 0)
-
-    def _baseline_samples(self) -> Int64:
-        """(K,) of NCCL's own choice, to which all else is relative. One is enough where that was hopeless before, in
-        this run or in an earlier one."""
-        takes = np.full(len(self), self.control.learning.baseline_samples)
-        takes[self.hopeless_earlier] = 1
-        rows = np.flatnonzero((self.phase == Phase.BASELINE) & (self.shifts > 0))
-        hopeless = self.evidence.ratio(rows).min((1, 2), initial=0.0) < -check.HOPELESS
-        takes[rows[hopeless]] = 1
-        return takes
 
     def _close(self, samples: Measured, index: Int64) -> list[Drift]:
         """Decisions that have all of their samples."""
@@ -157,8 +125,9 @@ class Loop(Exploration):
         asked = (actions == OWN_ACTION) | self.hopeless_earlier[rows] | (decided > self.draws()[rows])
         last = self._looks_back(rows, decided - 1) & asked
         last &= self._off(of, _LEAST_MOVED)
-        seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, _SURPRISE)
-        # What exploits and is slower than it seemed gives way.
+        # On a network that has become faster, what was measured too seldom for an alarm to come soon would be the best
+        # of all, and nothing would ever say that the others are as fast. What exploits and is slower gives way.
+        seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, SURPRISE)
         faster = of.mean < self.evidence.mean(rows, actions)
         seldom &= learning | ((phase == Phase.EXPLOIT) & faster)
         # What changes before the detector knows what is usual is usual to it.
@@ -190,34 +159,12 @@ class Loop(Exploration):
         cost_us = np.where(exploring, took_us - best_us, 0.0)
         self.budget.spend(group, ran, took_us, cost_us, np.bincount(self.keys.group)[group])
 
-    def _looks_back(self, rows: Int64, done: Int64) -> Bool:
-        """(R,) whether keys with ``done`` (R,) decisions measure NCCL's own choice again: with the last draw, and with
-        the last decision that compares."""
-        draws = self.draws()[rows]
-        last_draw = (done == draws - 1) & (draws >= _AGAIN) & self.cusum.watches
-        return np.asarray(last_draw | self._looks_last(rows, done))
-
-    def _looks_last(self, rows: Int64, done: Int64) -> Bool:
-        """(R,) as ``_looks_back``, with the last decision that compares alone."""
-        compares = self.control.learning.compares
-        last = done == self.draws()[rows] + compares - 1
-        return np.asarray(last & (compares >= _AGAIN) & self.cusum.watches)
-
-    def _looks_once(self, rows: Int64, done: Int64, actions: Int64) -> Bool:
-        """(R,) of keys that look back with the last decision that compares, whether a draw's samples of what that
-        measures are enough: they show a network that has changed by ``_SURPRISE``, or by as much as NCCL's own choice
-        is behind. A lesser change leaves that no better than what is taken for the best.
-        """
-        behind = np.where(actions == OWN_ACTION, self.evidence.baseline[rows] - self._best[rows], 0.0)
-        enough = _SAME * self.evidence.noise[rows] <= np.fmax(behind, _SURPRISE)
-        return np.asarray(self._looks_last(rows, done) & enough)
-
     def _off(self, of: Closed, least: float) -> Bool:
         """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
         known = self.evidence.samples[of.rows, of.actions]
         error = self.evidence.noise[of.rows] * np.sqrt(1 / np.maximum(known, 1) + 1 / of.samples)
         off = np.abs(of.mean - self.evidence.mean(of.rows, of.actions))
-        return np.asarray((known > 0) & (off > np.maximum(_SAME * error, least)))
+        return np.asarray((known > 0) & (off > np.maximum(SAME * error, least)))
 
     def _watch(self, of: Closed, counts: Int64, log_us: Float64) -> Int64:
         """(R,) index among a decision's samples, so many ``counts`` (R,) each, of the one that raised an alarm, -1
