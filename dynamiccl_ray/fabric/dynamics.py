@@ -12,7 +12,6 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.signal import lfilter
 
 from dynamiccl_ray.settings import Count, NotNegative, Positive, Section
 
@@ -174,6 +173,8 @@ def noise(rng: np.random.Generator, shape: tuple[int, int], tail: Tail, wander: 
 
 def _autoregression(normal: Float64, phi: float) -> Float64:
     """(steps, keys) of unit variance, from independent ones."""
+    from scipy.signal import lfilter  # a fifth of what a process that plays a job imports, and few need it
+
     first, rest = normal[:1], np.sqrt(1 - phi**2) * normal[1:]
     return np.asarray(lfilter([1.0], [1.0, -phi], np.concatenate([first, rest]), axis=0))
 
