@@ -67,11 +67,12 @@ def cells(machine: Machine) -> list[Cell]:
 
 
 def joined(machines: Iterable[Machine]) -> list[Machine]:
-    """The same machines, but for those of one hardware (``gpu``, ``intra``, ``inter``) whose tables belong together: no
-    table has both NCCL's own choice and forced settings, and together they have. Such are one machine."""
-    alike: dict[tuple[str, str, str], list[Machine]] = {}
+    """The same machines, but for those of one hardware (``gpu``, ``intra``, ``inter``) and one environment whose tables
+    belong together: no table has both NCCL's own choice and forced settings, and together they have. Such are one
+    machine."""
+    alike: dict[tuple[str, str, str, str], list[Machine]] = {}
     for machine in machines:
-        alike.setdefault((machine.gpu, machine.intra, machine.inter), []).append(machine)
+        alike.setdefault((machine.gpu, machine.intra, machine.inter, machine.environment), []).append(machine)
     result = []
     for of in alike.values():
         own, forced = [bool(_own(m).any()) for m in of], [bool(m.forced.any()) for m in of]

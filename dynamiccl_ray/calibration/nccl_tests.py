@@ -2,13 +2,15 @@
 
 The header says which GPUs took part and where; NCCL's own lines, where ``NCCL_DEBUG=INFO`` printed them, say what was
 forced. What a log does not say (the links) stays empty; one host of a cluster is of the same machine as many, so that
-all logs have a network.
+all logs have a network. A file may hold several runs, one after the other.
 """
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,61 +19,119 @@ from dynamiccl_ray.errors import ConfigError
 _RANK: Final = re.compile(
     r"^#\s+Rank\s+(?P<rank>\d+).*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$", re.MULTILINE
 )
-_HEADER: Final = re.compile(r"^#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw", re.MULTILINE)
+_HEADER: Final = re.compile(
+    r"^#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
+)
+_BEGINS: Final = re.compile(r"#\s+(nThread|Collective test starting)\b")
 _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
-_FORCED: Final = re.compile(r"NCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS) set by environment to (\S+?)\.?\s*$", re.M)
+_SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
+# On a command line, or in a printed environment.
+_WRITTEN: Final = re.compile(r"\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)=([^\s'\"]+)")
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
-_SUFFIXES: Final = (".txt", ".log", ".out")
-# Time comes after size, count, type and, where the header names them, redop and root.
-_BEFORE_TIME: Final = 3
+_SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
+# What mpirun --tag-output and srun -l put before each line.
+_TAG: Final = re.compile(r"^\s*(\[\d+,\d+\]<std\w+>:\s?|\d+:\s)", re.MULTILINE)
+# Time comes after size, count, type and, where the header names them, redop and root; then two bandwidths.
+_BEFORE_TIME, _TO_WRONG = 3, 3
+_FORCED: Final = ("ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS")
+# Of what else is set, this changes neither what NCCL chooses nor how fast that is.
+_OF_NO_EFFECT: Final = re.compile(r"DEBUG|DUMP|IFNAME|COMM_ID|HOSTID|IB_HCA|SOCKET_FAMILY")
+_WORDS_OF_SETTINGS: Final = {"ring", "tree", "collnet", "nvls", "nvlstree", "pat", "ll", "ll128", "simple"}
 
 
 def is_nccl_tests(path: Path) -> bool:
     """Whether a file is a log with a table of nccl-tests in it."""
-    return path.suffix in _SUFFIXES and bool(_HEADER.search(path.read_text(encoding="utf-8", errors="replace")))
+    return bool(_SUFFIXES.fullmatch(path.suffix) and _HEADER.search(_text(path)))
 
 
-def read_nccl_tests(path: Path) -> Iterable[tuple[str, Mapping[str, str]]]:
-    """(where, row) for every line of the tables, out of place, in the columns of a CSV of measurements.
+def read_nccl_tests(path: Path, skipped: Counter[str]) -> Iterable[tuple[str, Mapping[str, str]]]:
+    """(where, row) for every line of the tables, out of place, in the columns of a CSV of measurements; ``environment``
+    has what else NCCL was told. What is left out is counted in ``skipped``, by why.
 
-    Raises ConfigError where the log does not say which collective it is, or which GPUs took part.
+    Raises ConfigError where a run does not say which collective it is, or which GPUs took part.
     """
-    text = path.read_text(encoding="utf-8", errors="replace")
-    collective = _collective(path, text)
+    for first, text in _runs(_text(path)):
+        found = dict(_SET.findall(text))
+        said = found or dict(_WRITTEN.findall(text))
+        forced = {name: said.pop(name).lower() for name in _FORCED if name in said}
+        channels = forced.get("MAX_NCHANNELS", "")
+        if channels != forced.get("MIN_NCHANNELS", ""):
+            said |= {name: forced[name] for name in _FORCED[2:] if name in forced}
+            channels = ""
+        asked = {"ALGO": forced.get("ALGO", "default"), "PROTO": forced.get("PROTO", "default")}
+        several = [f"NCCL_{name}={value}" for name, value in asked.items() if not value.isalnum() and "_" not in value]
+        silent = not found and not forced and "NCCL INFO" not in text
+        position = of_wrong = None
+        fixed: dict[str, str] = {}
+        for number, line in enumerate(text.splitlines(), first):
+            if header := _HEADER.match(line):
+                position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
+                of_wrong = position + _TO_WRONG if header["wrong"] else None
+                fixed = {
+                    **_about(path, text),
+                    "algo": asked["ALGO"],
+                    "proto": asked["PROTO"],
+                    "nchannels": channels,
+                    "environment": " ".join(
+                        f"NCCL_{name}={value}" for name, value in sorted(said.items()) if not _OF_NO_EFFECT.search(name)
+                    ),
+                }
+            words = line.split()
+            if position is None or len(words) <= position + 2 or not words[0].isdecimal():
+                continue
+            if several:
+                skipped[f"{path.name}: {several[0]}, which is not one value"] += 1
+            elif silent and _WORDS_OF_SETTINGS & set(re.split(r"[^a-z0-9]+", path.stem.lower())):
+                skipped[f"{path.name}: only its name says what was forced; run it with NCCL_DEBUG=INFO"] += 1
+            elif of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
+                skipped[f"{path.name}: results that were wrong"] += 1
+            else:
+                yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
+
+
+def _about(path: Path, text: str) -> dict[str, str]:
+    """Of one run: which collective, and on what."""
     devices = {int(m["rank"]): (m["host"], m["gpu"]) for m in _RANK.finditer(text)}
     if not devices:
         raise ConfigError(f"{path}: no line '# Rank ...' says which GPUs took part; keep the header of nccl-tests")
     hosts = {host for host, _ in devices.values()}
     if len(devices) % len(hosts):
         raise ConfigError(f"{path}: {len(devices)} ranks on {len(hosts)} hosts; expected as many on each")
-    forced = {name: value.lower() for name, value in _FORCED.findall(text)}
-    channels = forced.get("MAX_NCHANNELS", "")
-    fixed = {
+    return {
         "source_id": path.stem,
-        "collective": collective,
+        "collective": _collective(path, text),
         "nodes": str(len(hosts)),
         "ranks": str(len(devices)),
         "gpus_per_node": str(len(devices) // len(hosts)),
         "gpu": devices[min(devices)][1],
         "intra": "",
         "inter": "network",
-        "algo": forced.get("ALGO", "default"),
-        "proto": forced.get("PROTO", "default"),
-        "nchannels": channels if channels == forced.get("MIN_NCHANNELS") else "",
     }
-    position = None
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := _HEADER.match(line):
-            position = _BEFORE_TIME + sum(name is not None for name in header.groups())
-        words = line.split()
-        if position is None or len(words) <= position + 2 or not words[0].isdecimal():
-            continue
-        yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
+
+
+def _text(path: Path) -> str:
+    raw = path.read_bytes()
+    coding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    return _TAG.sub("", raw.decode(coding, errors="replace"))
+
+
+def _runs(text: str) -> Iterator[tuple[int, str]]:
+    """The number of the first line of each run in a file, and its text: one begins with a header behind a table."""
+    lines = text.splitlines()
+    begin, table = 0, False
+    for at, line in enumerate(lines):
+        if table and _BEGINS.match(line):
+            yield begin + 1, "\n".join(lines[begin:at])
+            begin, table = at, False
+        table = table or bool(_HEADER.match(line))
+    yield begin + 1, "\n".join(lines[begin:])
 
 
 def _collective(path: Path, text: str) -> str:
-    started = _STARTED.search(text)
-    found = [name for name in _NAMES if name in (started[1] if started else path.name.lower())]
+    if started := _STARTED.search(text):
+        return started[1]
+    name = path.name.lower().replace("_", "").replace("-", "")
+    found = [known for known in _NAMES if known.replace("_", "") in name]
     if not found:
         raise ConfigError(
             f"{path}: which collective? Neither the log nor its name says; name the file after one of "

@@ -1,7 +1,8 @@
 """Measured times of many machines, as calibration reads them: CSV tables and the logs of nccl-tests.
 
 A row says what was forced and what was left to NCCL. A machine is the rows of one CSV on one kind of hardware, or of
-all logs in one directory with one name of GPU: nccl-tests is run once for each setting.
+all logs in one directory with one name of GPU, of which NCCL was told the same apart from what was forced: nccl-tests
+is run once for each setting.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dynamiccl_ray.calibration.nccl_tests import is_nccl_tests, read_nccl_tests
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import ConfigError, nearest
 from dynamiccl_ray.knobs import Algorithm, Collective, Protocol
 
 Int64 = NDArray[np.int64]
@@ -35,13 +36,17 @@ FREE: Final = -1
 COLLNET: Final = 7
 """CollNet, without saying which of the two."""
 
-_COLLECTIVES: Final[Mapping[str, int]] = {c.name.lower(): int(c) for c in Collective}
+_COLLECTIVES: Final[Mapping[str, int]] = {c.name.lower().replace("_", ""): int(c) for c in Collective}
+_UNTUNED: Final = {"alltoall", "alltoallv", "sendrecv", "send", "recv", "gather", "scatter", "hypercube"}
 _ALGORITHMS: Final[Mapping[str, int]] = {
     **{a.name.lower().replace("_", ""): int(a) for a in Algorithm},
     "collnet": COLLNET,
     "default": FREE,
 }
 _PROTOCOLS: Final[Mapping[str, int]] = {**{p.name.lower(): int(p) for p in Protocol}, "default": FREE}
+# What the description of a cluster takes.
+_MOST_GPUS: Final = 72
+_TIMES_US: Final = (1e-3, 1e12)
 _TUNER: Final = re.compile(r"default\((.+)\)")
 
 
@@ -55,6 +60,8 @@ class Machine:
     gpu: str
     intra: str
     inter: str
+    environment: str
+    """What else NCCL was told, as in ``NCCL_NVLS_ENABLE=0``."""
     source: NDArray[np.str_]
     tuner: NDArray[np.str_]
     """Who chose what was not forced, where it was not NCCL."""
@@ -119,59 +126,93 @@ def read_library(directory: Path, name: str | None = None) -> Library:
     """All measurements under a directory: CSV files with ``COLUMNS`` and logs of nccl-tests. ``name``: what the machine
     is called whose logs are there, in place of their directory's name.
 
-    Other files are passed over. Rows of collectives that NCCL's tuner never sees (all-to-all, send) and empty
-    messages are counted and left out. Raises ConfigError, naming file, line, column, value and what is valid, for
-    a measurement that does not parse, and where nothing is found.
+    Other files are passed over. They, and rows that say nothing (of collectives that NCCL's tuner never sees, empty
+    messages, wrong results), are counted and left out. Raises ConfigError, naming file, line, column, value and what is
+    valid, for a measurement that does not parse, and where nothing is found.
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory; name one that holds CSV files or logs of nccl-tests")
-    rows: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+    rows: dict[tuple[Path, str, str, str, str], list[dict[str, Any]]] = {}
     skipped: Counter[str] = Counter()
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-        of = path.stem if path.suffix == ".csv" else name or path.resolve().parent.name
+        of = path if _is_csv(path) else path.parent
         for row in _rows(path, skipped):
-            rows.setdefault((of, row.pop("gpu"), row.pop("intra"), row.pop("inter")), []).append(row)
+            gpu, intra, inter, environment = (row.pop(column) for column in ("gpu", "intra", "inter", "environment"))
+            rows.setdefault((of, gpu, intra, inter, environment), []).append(row)
     if not rows:
+        why = "".join(f"; left out, {count}: {reason}" for reason, count in skipped.items())
         raise ConfigError(
             f"{directory} holds no measurements; expected CSV files with the columns {','.join(COLUMNS)}, or logs of "
-            "nccl-tests"
+            f"nccl-tests{why}"
         )
+    stems = {of: (name or of.resolve().name) if of.is_dir() else of.stem for of, *_ in rows}
+    alike = Counter(stems.values())
+    called = {
+        of: stem if alike[stem] == 1 else str(of.relative_to(directory).parent / stem) for of, stem in stems.items()
+    }
     several = Counter(key[0] for key in rows)
-    used: Counter[str] = Counter()
+    used: Counter[Path] = Counter()
     machines = []
-    for (stem, gpu, intra, inter), found in rows.items():
-        used[stem] += 1
-        name = stem if several[stem] == 1 else f"{stem}#{used[stem]}"
+    for (of, gpu, intra, inter, environment), found in rows.items():
+        used[of] += 1
         columns = {column: np.array([row[column] for row in found]) for column in found[0]}
-        machines.append(Machine(name=name, file=stem, gpu=gpu, intra=intra, inter=inter, **columns))
+        machines.append(
+            Machine(
+                name=called[of] if several[of] == 1 else f"{called[of]}#{used[of]}",
+                file=stems[of],
+                gpu=gpu,
+                intra=intra,
+                inter=inter,
+                environment=environment,
+                **columns,
+            )
+        )
     return Library(machines=tuple(machines), skipped=dict(skipped))
 
 
+def _is_csv(path: Path) -> bool:
+    return path.suffix.lower() == ".csv"
+
+
 def _rows(path: Path, skipped: Counter[str]) -> Iterable[dict[str, Any]]:
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file, restval="")
-            if missing := [c for c in COLUMNS if c not in (reader.fieldnames or ())]:
-                skipped[f"{path.name}: no column {', '.join(missing)}"] += 1
-                return
-            raw: Iterable[tuple[str, Mapping[str, str]]] = [(f"{path}, line {reader.line_num}", row) for row in reader]
+    if _is_csv(path):
+        try:
+            with path.open(newline="", encoding="utf-8-sig") as file:
+                reader = csv.DictReader(file, restval="")
+                missing = [c for c in COLUMNS if c not in (reader.fieldnames or ())]
+                raw: Iterable[tuple[str, Mapping[str, str]]] = [
+                    (f"{path}, line {reader.line_num}", {"environment": "", **row}) for row in reader if not missing
+                ]
+        except (UnicodeDecodeError, csv.Error) as e:
+            raise ConfigError(f"{path} is no CSV file in UTF-8: {e}; save it as one, with commas") from None
+        if missing:
+            skipped[f"{path.name}: no column {', '.join(missing)}"] += 1
     elif is_nccl_tests(path):
-        raw = read_nccl_tests(path)
+        raw = read_nccl_tests(path, skipped)
     else:
+        skipped["files that are neither CSV nor a log of nccl-tests"] += 1
         return
     for where, row in raw:
-        if row["collective"] not in _COLLECTIVES:
+        if any(row.get(None, ())):  # type: ignore[call-overload]
+            raise ConfigError(f"{where}: more fields than the header has columns; a comma inside a field needs quotes")
+        if (collective := _plain(row["collective"])) in _UNTUNED:
             skipped[f"{path.name}: {row['collective']}, which NCCL's tuner never sees"] += 1
         elif row["bytes"] == "0":
             skipped[f"{path.name}: empty messages"] += 1
+        elif row["ranks"] == "1":
+            skipped[f"{path.name}: one rank, which has nobody to talk to; was nccl-tests built without MPI=1?"] += 1
         else:
-            yield _parse(row, where)
+            yield _parse({**row, "collective": collective}, where)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
 
 
 def _parse(row: Mapping[str, str], where: str) -> dict[str, Any]:
     tuner = _TUNER.fullmatch(row["algo"])
     algorithm, protocol = ("default", "default") if tuner else (row["algo"], row["proto"])
-    nodes, local = _number(row, "nodes", where), _number(row, "gpus_per_node", where)
+    nodes, local = _number(row, "nodes", where), _number(row, "gpus_per_node", where, _MOST_GPUS)
     if nodes * local != (ranks := _number(row, "ranks", where)):
         raise ConfigError(f"{where}: {ranks} ranks, but {nodes} nodes x {local} GPUs; they must be the same")
     return {
@@ -180,7 +221,8 @@ def _parse(row: Mapping[str, str], where: str) -> dict[str, Any]:
         "gpu": row["gpu"],
         "intra": row["intra"],
         "inter": row["inter"],
-        "collective": _COLLECTIVES[row["collective"]],
+        "environment": row["environment"],
+        "collective": _known(row["collective"], "collective", _COLLECTIVES, where),
         "nodes": nodes,
         "gpus_per_node": local,
         "algorithm": _known(algorithm, "algo", _ALGORITHMS, where),
@@ -193,15 +235,18 @@ def _parse(row: Mapping[str, str], where: str) -> dict[str, Any]:
 
 def _known(value: str, column: str, values: Mapping[str, int], where: str) -> int:
     try:
-        return values[value.lower()]
+        return values[_plain(value)]
     except KeyError:
-        raise ConfigError(f"{where}: column {column} is {value!r}; it must be one of {', '.join(values)}") from None
+        raise ConfigError(
+            f"{where}: column {column} is {value!r}; it must be one of {', '.join(values)}{nearest(value, values)}"
+        ) from None
 
 
-def _number(row: Mapping[str, str], column: str, where: str) -> int:
+def _number(row: Mapping[str, str], column: str, where: str, most: int = 2**62) -> int:
     value = int(row[column]) if row[column].isdecimal() else 0
-    if not 1 <= value < 2**62:
-        raise ConfigError(f"{where}: column {column} is {row[column]!r}; it must be a whole number from 1 to 2^62")
+    if not 1 <= value <= most:
+        up_to = "2^62" if most == 2**62 else str(most)
+        raise ConfigError(f"{where}: column {column} is {row[column]!r}; it must be a whole number from 1 to {up_to}")
     return value
 
 
@@ -210,8 +255,11 @@ def _time(value: str, where: str) -> float:
         time = float(value)
     except ValueError:
         time = 0.0
-    if not 0 < time < float("inf"):
-        raise ConfigError(f"{where}: column time_us is {value!r}; it must be a number of microseconds above 0")
+    if not _TIMES_US[0] <= time <= _TIMES_US[1]:
+        raise ConfigError(
+            f"{where}: column time_us is {value!r}; it must be a number of microseconds from {_TIMES_US[0]:g} to "
+            f"{_TIMES_US[1]:g}"
+        )
     return time
 
 

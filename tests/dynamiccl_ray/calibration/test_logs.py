@@ -1,0 +1,157 @@
+"""Logs of nccl-tests: what is read of them, and what is not believed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dynamiccl_ray.calibration.samples import Machine, read_library
+from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.knobs import Collective
+
+LOG = """\
+# nccl-tests version 2.17.1
+# Collective test starting: all_gather_perf
+# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20
+#
+# Using devices
+#  Rank  0 Group  0 Pid   4242 on  node-a device  0 [0000:18:00] NVIDIA H100 80GB HBM3
+#  Rank  1 Group  0 Pid   4243 on  node-a device  1 [0000:2a:00] NVIDIA H100 80GB HBM3
+#  Rank  2 Group  0 Pid   5242 on  node-b device  0 [0000:18:00] NVIDIA H100 80GB HBM3
+#  Rank  3 Group  0 Pid   5243 on  node-b device  1 [0000:2a:00] NVIDIA H100 80GB HBM3
+node-a:4242:4242 [0] NCCL INFO NCCL_ALGO set by environment to Ring
+node-a:4242:4242 [0] NCCL INFO NCCL_PROTO set by environment to LL128
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+        1024            64     float    none      -1    21.50    0.05    0.04      0    20.11    0.05    0.04      0
+     1048576         65536     float    none      -1    88.13   11.90    8.92      0    87.02   12.05    9.04      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 4.5
+"""
+
+SILENT = "\n".join(line for line in LOG.splitlines() if "INFO" not in line) + "\n"
+
+
+def test_logs_of_nccl_tests_are_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.log").write_text(LOG)
+    (read,) = read_library(tmp_path).machines
+    assert (read.gpu, read.name) == ("NVIDIA H100 80GB HBM3", tmp_path.name)
+    assert read.nodes.tolist() == [2, 2]
+    assert read.gpus_per_node.tolist() == [2, 2]
+    assert read.nbytes.tolist() == [1024, 1048576]
+    assert read.time_us.tolist() == [21.5, 88.13]
+    assert read.settings.tolist() == ["ring/ll128"] * 2
+
+
+def test_logs_of_one_directory_are_one_machine_one_for_each_setting(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    alone = "\n".join(line for line in LOG.splitlines() if "node-b" not in line and "INFO" not in line) + "\n"
+    (tmp_path / "mine" / "default-1-node.log").write_text(alone)
+    (tmp_path / "mine" / "ring.log").write_text(LOG)
+    (tmp_path / "mine" / "tree.out").write_text(LOG.replace("to Ring", "to Tree"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ring.log").write_text(LOG)
+    mine, other = read_library(tmp_path).machines
+    assert (mine.name, other.name) == ("mine", "other")
+    assert set(mine.settings) == {"nccl", "ring/ll128", "tree/ll128"}
+    assert sorted(set(mine.nodes.tolist())) == [1, 2]
+    assert sorted(set(mine.source.tolist())) == ["default-1-node", "ring", "tree"]
+    (named,) = read_library(tmp_path / "mine", "h100-lab").machines
+    assert named.name == "h100-lab"
+
+
+def test_an_older_log_is_known_by_its_name(tmp_path: Path) -> None:
+    older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
+    older = older.replace("  redop    root  ", "   ").replace("    none      -1", "")
+    (tmp_path / "broadcast-2n.txt").write_text(older)
+    (read,) = read_library(tmp_path).machines
+    assert read.time_us.tolist() == [21.5, 88.13]
+    (tmp_path / "broadcast-2n.txt").rename(tmp_path / "mine.txt")
+    with pytest.raises(ConfigError, match="which collective"):
+        read_library(tmp_path)
+
+
+def test_a_log_without_ranks_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.log").write_text("\n".join(line for line in LOG.splitlines() if " Rank " not in line))
+    with pytest.raises(ConfigError, match="which GPUs took part"):
+        read_library(tmp_path)
+
+
+def _read(tmp_path: Path, **logs: str) -> dict[str, Machine]:
+    for name, text in logs.items():
+        (tmp_path / f"{name}.log").write_text(text)
+    return {m.environment: m for m in read_library(tmp_path).machines}
+
+
+def test_results_that_were_wrong_are_left_out(tmp_path: Path) -> None:
+    wrong = LOG.replace("88.13   11.90    8.92      0", "8.13   11.90    8.92     37")
+    assert _read(tmp_path, mine=wrong)[""].time_us.tolist() == [21.5]
+    assert read_library(tmp_path).skipped == {"mine.log: results that were wrong": 1}
+
+
+def test_runs_that_follow_each_other_in_a_file_are_read_apart(tmp_path: Path) -> None:
+    other = LOG.replace("all_gather", "all_reduce").replace("to Ring", "to Tree").replace("node-b", "node-a")
+    read = _read(tmp_path, mine=SILENT + LOG + other)[""]
+    assert read.settings.tolist() == ["nccl"] * 2 + ["ring/ll128"] * 2 + ["tree/ll128"] * 2
+    assert read.collective.tolist() == [Collective.ALL_GATHER] * 4 + [Collective.ALL_REDUCE] * 2
+    assert read.nodes.tolist() == [2] * 4 + [1] * 2
+
+
+def test_where_nccl_was_told_something_else_it_is_another_machine(tmp_path: Path) -> None:
+    told = LOG.replace("NCCL_ALGO set by environment to Ring", "NCCL_NVLS_ENABLE set by environment to 0")
+    told = told.replace("NCCL_PROTO set by environment to LL128", "NCCL_MAX_NCHANNELS set by environment to 4")
+    of_no_effect = LOG.replace("NCCL_ALGO set by environment to Ring", "NCCL_SOCKET_IFNAME set by environment to eth0")
+    read = _read(tmp_path, a=LOG, b=told, c=of_no_effect)
+    assert set(read) == {"", "NCCL_MAX_NCHANNELS=4 NCCL_NVLS_ENABLE=0"}
+    assert set(read[""].settings) == {"ring/ll128", "any/ll128"}
+    assert set(read["NCCL_MAX_NCHANNELS=4 NCCL_NVLS_ENABLE=0"].settings) == {"nccl"}
+
+
+def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp_path: Path) -> None:
+    read = _read(tmp_path, default=SILENT, ring_ll=SILENT)[""]
+    assert set(read.source) == {"default"}
+    assert list(read_library(tmp_path).skipped.values()) == [2]
+    command = "mpirun -x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_gather_perf\n"
+    assert set(_read(tmp_path, ring_ll=command + SILENT)[""].settings) == {"nccl", "ring/ll"}
+
+
+def test_what_is_not_one_algorithm_is_left_out(tmp_path: Path) -> None:
+    for asked in ("^Tree", "Ring,Tree", "allgather:ring"):
+        assert set(_read(tmp_path, a=LOG, b=LOG.replace("to Ring", f"to {asked}"))[""].source) == {"a"}
+        assert list(read_library(tmp_path).skipped.values()) == [2]
+
+
+@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "0: "])
+def test_what_a_launcher_puts_before_each_line_is_passed_over(tmp_path: Path, tag: str) -> None:
+    tagged = "".join(f"{tag}{line}\n" for line in LOG.splitlines())
+    assert _read(tmp_path, mine=tagged)[""].settings.tolist() == ["ring/ll128"] * 2
+
+
+def test_a_log_in_utf_16_is_read(tmp_path: Path) -> None:
+    (tmp_path / "job.o1234").write_text(LOG, encoding="utf-16")
+    assert len(read_library(tmp_path).machines[0]) == 2
+
+
+def test_a_process_alone_and_other_collectives_are_left_out(tmp_path: Path) -> None:
+    alone = "\n".join(line for line in LOG.splitlines() if "  Rank  " not in line or "Rank  0" in line)
+    read = _read(tmp_path, a=LOG, alone=alone, gather=LOG.replace("all_gather_perf", "gather_perf"))
+    assert set(read[""].source) == {"a"}
+    assert sorted(read_library(tmp_path).skipped.values()) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("name", "is_of"),
+    [
+        ("allreduce-a", Collective.ALL_REDUCE),
+        ("AllReduce", Collective.ALL_REDUCE),
+        ("reduce-scatter", Collective.REDUCE_SCATTER),
+        ("reducescatter", Collective.REDUCE_SCATTER),
+        ("reduce", Collective.REDUCE),
+    ],
+)
+def test_the_name_of_an_older_log_says_which_collective(tmp_path: Path, name: str, is_of: Collective) -> None:
+    older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
+    assert set(_read(tmp_path, **{name: older})[""].collective.tolist()) == {is_of}
