@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Final
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agent.observation import Context
+from dynamiccl_ray.calibration.model import variants_of
 from dynamiccl_ray.calibration.samples import COLLNET, FREE, Machine
 from dynamiccl_ray.calibration.template import Hardware
 from dynamiccl_ray.fabric.cluster_config import Cluster
@@ -72,7 +74,7 @@ def tables(machines: Iterable[Machine], *, horizon: int) -> tuple[list[Table], d
     """Every collective and shape with sizes of which ``LEAST_OPTIONS`` were measured; and why rows were left out.
 
     Where two sources measured the same options, they become two phases: the second begins in the middle of ``horizon``
-    steps.
+    steps. Other sources that do not agree (``variants_of``) are tables of their own.
     """
     found, left_out = [], Counter[str]()
     for machine in machines:
@@ -88,22 +90,47 @@ def _shapes(machine: Machine) -> Iterator[NDArray[np.bool_]]:
 
 
 def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Table]:
+    options = [_option(machine, i) for i in range(len(machine))]
+    usable = np.array([option is not None for option in options])
+    left_out["settings that are not one pair, or channels that are never asked for"] += int((~usable).sum())
+    machine = machine.where(usable)
     by_source: dict[str, _Sizes] = {}
-    for i in range(len(machine)):
-        option = _option(machine, i)
-        if option is None:
-            left_out["settings that are not one pair, or channels that are never asked for"] += 1
-            continue
-        for source in (str(machine.source[i]), ""):
-            of_size = by_source.setdefault(source, {}).setdefault(int(machine.nbytes[i]), {})
-            of_size.setdefault(option, []).append(float(machine.time_us[i]))
-    every = by_source.pop("", {})
-    sessions = _sessions(by_source)
+    for i, option in enumerate(option for option in options if option is not None):
+        of_size = by_source.setdefault(str(machine.source[i]), {}).setdefault(int(machine.nbytes[i]), {})
+        of_size.setdefault(option, []).append(float(machine.time_us[i]))
+    sessions, every = _sessions(by_source), _pooled(by_source.values())
+    # What is known of NCCL's own choice goes before that something was measured again.
+    own_is_known = any(len(of) >= LEAST_OPTIONS and _OWN in of for of in every.values())
+    if sessions and (not own_is_known or all(_OWN in of for of in sessions[0].values())):
+        left_out["options that a second session lacks"] += sum(
+            len(every[size].keys() - of.keys()) for size, of in sessions[0].items()
+        )
+        return _table(machine, "", every, sessions, horizon, left_out)
+    variants = variants_of(machine)
+    found = []
+    for variant in dict.fromkeys(variants.values()):
+        every = _pooled(of for source, of in by_source.items() if variants[source] == variant)
+        said = f", {variant}" if len(set(variants.values())) > 1 else ""
+        found += _table(machine, said, every, [], horizon, left_out)
+    return found
+
+
+def _pooled(sources: Iterable[_Sizes]) -> _Sizes:
+    every: _Sizes = {}
+    for of in sources:
+        for size, options in of.items():
+            for option, times in options.items():
+                every.setdefault(size, {}).setdefault(option, []).extend(times)
+    return every
+
+
+def _table(
+    machine: Machine, variant: str, every: _Sizes, sessions: list[_Sizes], horizon: int, left_out: Counter[str]
+) -> list[Table]:
+    """Of ``every`` size of one variant, and of two ``sessions``, if there are such; empty where too little is known."""
     enough = {size: of for size, of in every.items() if len(of) >= LEAST_OPTIONS}
     # Nothing can be compared with NCCL's own choice where it is not known: what it is known of goes first.
     with_own = {size: of for size, of in enough.items() if _OWN in of}
-    if with_own and not (sessions and all(_OWN in of for of in sessions[0].values())):
-        sessions = []
     kept = sessions[0] if sessions else with_own or enough
     left_out[f"sizes with fewer than {LEAST_OPTIONS} options"] += len(every.keys() - enough.keys())
     left_out["sizes without NCCL's own choice, or that a second session lacks"] += len(enough.keys() - kept.keys())
@@ -128,7 +155,7 @@ def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Tabl
         sigma=np.asarray(_SIGMA),
     )
     shape = f"{nodes}x{int(machine.gpus_per_node[0])}"
-    name = f"{machine.name}, {_NAMES[collective]}, {shape} GPUs"
+    name = f"{machine.name}, {_NAMES[collective]}, {shape} GPUs{variant}"
     return [
         Table(
             name=name,
@@ -155,19 +182,34 @@ def _option(machine: Machine, i: int) -> _Option | None:
     return 1 + N_PROTOCOLS * algorithm + protocol, CHANNEL_VALUES.index(channels)
 
 
-def _sessions(
-    by_source: dict[str, _Sizes],
-) -> list[_Sizes]:
-    """The first two sources that measured the same options of some sizes, cut down to these; empty without any."""
-    sources = sorted(by_source)
-    for i, first in enumerate(sources):
-        for second in sources[i + 1 :]:
-            a, b = by_source[first], by_source[second]
-            same = {size: a[size].keys() & b[size].keys() for size in a.keys() & b.keys()}
-            same = {size: options for size, options in same.items() if len(options) >= LEAST_OPTIONS}
-            if same:
-                return [{size: {o: of[size][o] for o in options} for size, options in same.items()} for of in (a, b)]
-    return []
+def _sessions(by_source: dict[str, _Sizes]) -> list[_Sizes]:
+    """The two sources that measured the most options of the same sizes alike, cut down to these; empty without any.
+
+    A size of which one of them has a faster option that the other lacks is left out; and where that, or what was not
+    measured twice, is more than half of the sizes, there are no sessions: what was measured is worth more than that it
+    was measured again.
+    """
+    found: list[_Sizes] = []
+    for first, second in combinations(sorted(by_source), 2):
+        both = by_source[first], by_source[second]
+        shared: dict[int, set[_Option]] = {}
+        for size in both[0].keys() & both[1].keys():
+            options = both[0][size].keys() & both[1][size].keys()
+            fastest = {_fastest(of[size]) for of in both}
+            own_is_lost = _OWN not in options and any(_OWN in of[size] for of in both)
+            if len(options) >= LEAST_OPTIONS and fastest <= options and not own_is_lost:
+                shared[size] = options
+        if any(_OWN in options for options in shared.values()):
+            shared = {size: options for size, options in shared.items() if _OWN in options}
+        enough = sum(len(of) >= LEAST_OPTIONS for of in _pooled(both).values())
+        more = sum(map(len, shared.values())) > (sum(map(len, found[0].values())) if found else 0)
+        if more and 2 * len(shared) >= enough:
+            found = [{size: {o: of[size][o] for o in options} for size, options in shared.items()} for of in both]
+    return found
+
+
+def _fastest(of_size: dict[_Option, list[float]]) -> _Option:
+    return min(of_size, key=lambda option: float(np.median(of_size[option])))
 
 
 def _times(of: _Sizes, sizes: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -74,6 +74,33 @@ def test_another_session_comes_in_the_middle(tmp_path: Path) -> None:
     assert table.scenario.default_us.tolist() == [[30.0], [45.0]]
 
 
+def test_a_session_that_repeats_little_or_lacks_the_best_is_no_second_one(tmp_path: Path) -> None:
+    _rows(tmp_path / "little.csv", *(row for n in (1024, 2048, 4096, 8192) for row in _four(n)))
+    _rows(tmp_path / "little.csv", *_four(1024), source="b")
+    best = ("NVLS", "Simple", "", 1024, 10.0)
+    _rows(tmp_path / "best.csv", *_four(1024), best)
+    _rows(tmp_path / "best.csv", *_four(1024), source="b")
+    (of_best, of_little), _ = _found(tmp_path)
+    assert (of_little.sessions, len(of_little.scenario.nbytes)) == (1, 4)
+    assert (of_best.sessions, of_best.scenario.oracle_us.item()) == (1, 10.0)
+
+
+def test_what_a_second_session_lacks_is_counted(tmp_path: Path) -> None:
+    _rows(tmp_path / "mine.csv", *_four(1024), ("NVLS", "Simple", "", 1024, 50.0))
+    _rows(tmp_path / "mine.csv", *_four(1024), source="b")
+    (table,), left_out = _found(tmp_path)
+    assert (table.sessions, left_out) == (2, {"options that a second session lacks": 1})
+
+
+def test_sources_that_do_not_agree_are_tables_of_their_own(tmp_path: Path) -> None:
+    _rows(tmp_path / "mine.csv", *_four(1024))
+    _rows(tmp_path / "mine.csv", ("default", "default", "", 1024, 240.0), source="without-p2p")
+    (table,), left_out = _found(tmp_path)
+    assert table.name == "mine, all-reduce, 2x8 GPUs, a"
+    assert table.scenario.default_us.item() == 30.0
+    assert sum(left_out.values()) == 1
+
+
 def test_where_nccls_own_choice_was_not_measured_nothing_is_said_of_it(tmp_path: Path) -> None:
     _rows(tmp_path / "mine.csv", *_four(1024)[1:], ("Ring", "Simple", "", 1024, 35.0))
     (table,), _ = _found(tmp_path)
