@@ -218,8 +218,15 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
         raise ConfigError("--measured: one --checkpoint is judged at a time")
     library = read_library(directory)
     found, left_out = tables(joined(library.machines), horizon=horizon_of(procedure))
+    left_out |= library.skipped
     if not found:
-        raise ConfigError(f"{directory}: no size has {LEAST_OPTIONS} measured options of one pair each")
+        why = "".join(f"; left out, {count}: {reason}" for reason, count in left_out.items())
+        raise ConfigError(
+            f"{directory}: no size has {LEAST_OPTIONS} measured options, NCCL's own choice or one pair each; measure "
+            f"more of them{why}"
+        )
+    if out is not None:
+        directory_for(out, "")
     with console.status("starting") as status:
         document = judge_tables(
             found,
@@ -229,9 +236,8 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
             processes=len(os.sched_getaffinity(0)),
             progress=status.update,
         )
-    document["left_out"] = left_out | dict(library.skipped)
+    document["left_out"] = left_out
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
         (out / "evaluation.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     if as_json:
         emit(document)
@@ -240,7 +246,7 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
     for column in ("machine", "sizes", "options", "NCCL over best", "policy over best", "policy", "least of a rival"):
         page.add_column(column, overflow="fold")
     for row in document["tables"]:
-        rivals = {m: of for m, of in row["regret"].items() if m not in ("policy", "oracle")}
+        rivals = {m: of for m, of in row["regret"].items() if m not in ("policy", "oracle") and of is not None}
         least = min(rivals, key=lambda m: rivals[m])
         default = row["default_vs_oracle"]
         page.add_row(
@@ -254,7 +260,10 @@ def _on_measured(directory: Path, nets: Any, procedure: Any, out: Path | None, a
         )
     stdout().print(page)
     median = document["median_regret"]
-    said = ", ".join(f"{m} {median[m]:.2%}" for m in sorted(median, key=lambda m: median[m]) if m != "oracle")
+    shown = {m: of for m, of in median.items() if m != "oracle" and of is not None}
+    said = ", ".join(f"{m} {shown[m]:.2%}" for m in sorted(shown, key=lambda m: shown[m]))
     stdout().print(f"median regret: {said}", highlight=False)
     if (worst := document["worst_key_vs_default"]) is not None:
         stdout().print(f"worst size of the policy over NCCL's own choice: {worst:.3f}x", highlight=False)
+    for reason, count in left_out.items():
+        console.print(f"left out, {count}: {reason}", highlight=False)

@@ -28,8 +28,8 @@ def judge_tables(
     progress: Progress = lambda _: None,
 ) -> dict[str, Any]:
     """A row for each table, as ``measures.judged`` has them, with ``options``, ``sessions`` and ``default_known``; and
-    over all tables the median regret of each method, and the worst key of the policy over NCCL's own choice where that
-    was measured.
+    over all tables the median and mean regret of each method, and the worst key of the policy over NCCL's own choice.
+    Where that was not measured, nothing is said of it: None.
     """
     methods: dict[str, Factory] = {**beside(control), SUBJECT: learned(net, control)}
     rows = []
@@ -40,7 +40,7 @@ def judge_tables(
         row = judged(table.name, runs[SUBJECT][i : i + 1], regret, procedure)
         row |= {
             "sizes": len(table.scenario.nbytes),
-            "options": int(table.scenario.valid.sum(1).max()),
+            "options": int(table.scenario.valid.sum(1).max()) - (not table.default_known),
             "sessions": table.sessions,
             "default_known": table.default_known,
         }
@@ -48,12 +48,14 @@ def judge_tables(
             row |= dict.fromkeys(
                 ("gap_closed", "default_vs_oracle", "worst_key_vs_default", "p99_key_vs_default"), None
             )
+            row["regret"]["nccl"] = None
         rows.append(row)
     worst = [row["worst_key_vs_default"] for row in rows if row["default_known"]]
+    said = {m: [row["regret"][m] for row in rows if row["regret"][m] is not None] for m in methods}
     return {
         "tables": rows,
-        "median_regret": {m: float(np.median([row["regret"][m] for row in rows])) for m in methods},
-        "mean_regret": {m: float(np.mean([row["regret"][m] for row in rows])) for m in methods},
+        "median_regret": {m: float(np.median(of)) if of else None for m, of in said.items()},
+        "mean_regret": {m: float(np.mean(of)) if of else None for m, of in said.items()},
         "worst_key_vs_default": max(worst, default=None),
         "procedure": dict(vars(procedure)),
     }

@@ -35,3 +35,27 @@ def test_a_policy_is_judged_on_what_somebody_measured(tmp_path: Path) -> None:
     assert "median regret: " in page.output
     for wrong, says in ((["evaluate"], "name either"), ([*arguments, "default"], "name either")):
         assert says in str(CliRunner().invoke(app, wrong).exception)
+
+
+def test_of_what_was_not_measured_nothing_is_said(tmp_path: Path) -> None:
+    rows = [f"s,all_reduce,1,8,8,H100,NVLink,,{s},,1024,{us}" for s, us in (*SETTINGS.items(), ("Ring,Simple", 25.0))]
+    (tmp_path / "mine.csv").write_text(HEADER + "\n".join(row for row in rows if "default" not in row) + "\n")
+    arguments = ["evaluate", "--measured", str(tmp_path), "--runs", "1", "--learn", "20"]
+    document = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    (row,) = document["tables"]
+    assert (row["options"], row["default_known"], row["regret"]["nccl"]) == (4, False, None)
+    assert document["median_regret"]["nccl"] is document["mean_regret"]["nccl"] is None
+    assert "not measured" in CliRunner().invoke(app, arguments).output
+
+
+def test_what_is_left_out_is_said(tmp_path: Path) -> None:
+    rows = [f"s,all_reduce,1,8,8,H100,NVLink,,{s},,1024,{us}" for s, us in SETTINGS.items()]
+    text = HEADER + "\n".join(rows) + "\n"
+    (tmp_path / "mine.csv").write_text(text + "s,alltoall,1,8,8,H100,NVLink,,Ring,LL,,1024,5\n")
+    arguments = ["evaluate", "--measured", str(tmp_path), "--runs", "1", "--learn", "20"]
+    assert "left out, 1: mine.csv: alltoall" in CliRunner().invoke(app, arguments).output
+    (tmp_path / "mine.csv").write_text("\n".join(text.splitlines()[:3]) + "\n")
+    assert "left out, 1: sizes with fewer than 4 options" in str(CliRunner().invoke(app, arguments).exception)
+    (tmp_path / "mine.csv").write_text(text)
+    in_the_way = tmp_path / "mine.csv"
+    assert "cannot write there" in str(CliRunner().invoke(app, [*arguments, "--out", str(in_the_way)]).exception)
