@@ -119,7 +119,11 @@ class Exploration(State):
         unheard[turn], wrong[turn] = ~evidence.tried_near(rows[turn]), evidence.faster_than(rows[turn], cost[turn])
         new = untried(cost, fresh, unheard, wrong, allowed, chunk)
         # The first sequence, and what is seen after it, is as in training. From there a draw that would repeat what is
-        # known goes on.
+        # known goes on: first to what was in force before the shift, or a key could end with what is slower than that.
+        former = self.settled[rows]
+        forgotten = draw & (done > learning.sequence) & ~first & (evidence.samples[rows, former] == 0)
+        forgotten &= allowed.reshape(-1, N_ACTIONS)[np.arange(len(rows)), former]
+        new[forgotten] = former[forgotten]
         late = np.flatnonzero(draw & (done > learning.sequence) & (new < 0))
         if late.size:
             flat, of_late = allowed[late].reshape(-1, N_ACTIONS), means.part(late)

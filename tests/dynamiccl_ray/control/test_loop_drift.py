@@ -55,6 +55,18 @@ def test_an_alarm_begins_its_key_anew_and_no_other() -> None:
     assert (loop.phase[2], loop.wanted[2]) == (Phase.EXPLOIT, pair(1))
 
 
+def test_what_was_in_force_before_a_shift_is_measured_after_it_whatever_the_policy_draws() -> None:
+    """Learning anew never leaves a key with what is slower than what it had, and still has."""
+    loop = loop_of(own_channels(1), draws=12, sequence=4)
+    play(loop, 60, network(), sigma=0.01, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert (loop.shifts[0], loop.phase[0], loop.wanted[0]) == (0, Phase.EXPLOIT, pair(1))
+    times = {OWN_ACTION: 3.5, pair(1): 3.3, pair(2): 3.35}
+    play(loop, 40, lambda _, action: times.get(action, 4.5), sigma=0.01, drawn=lambda due: np.full(1, pair(2)))
+    assert (loop.shifts[0], loop.phase[0]) == (1, Phase.EXPLOIT)
+    assert loop.wanted[0] == pair(1)
+    assert loop.evidence.samples[0, pair(1)] > 0
+
+
 def test_what_raised_an_alarm_is_of_neither_network_and_not_learned_from() -> None:
     loop = exploiting(some_keys(8))
     before = (loop.evidence.freedom[0], loop.evidence.square[0], loop.evidence.last[0])
