@@ -34,6 +34,12 @@ class Place(Section):
     nodes: Annotated[tuple[Nodes, ...], Field(min_length=1)]
     """Each is a place of its own."""
 
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for nodes in self.nodes:
+            self.cluster.check(nodes)
+        return self
+
 
 class Stage(Section):
     """One stage: ends when the policy closes enough of the gap on fresh scenarios of its own kind."""

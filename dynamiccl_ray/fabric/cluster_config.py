@@ -209,8 +209,12 @@ class Cluster(Section):
         """Raise ValueError for more nodes than the cluster has a network for, or fewer than two GPUs."""
         if nodes > 1 and self.inter is None:
             raise ValueError(f"cluster {self.name} has no network (inter), so nodes must be 1, not {nodes}")
-        if nodes * self.gpus_per_node < 2:
-            raise ValueError(f"{nodes} node of cluster {self.name} has one GPU; a collective needs two")
+        if not self.has(nodes):
+            raise ValueError(f"1 node of cluster {self.name} has one GPU; a collective needs two: give more nodes")
+
+    def has(self, nodes: int) -> bool:
+        """Whether a job can run on so many nodes of it; ``check`` says why it cannot."""
+        return nodes * self.gpus_per_node > 1 and (nodes == 1 or self.inter is not None)
 
     def part(self, gpus_per_node: int) -> Cluster:
         """So many GPUs of each node, with their share of its network devices."""

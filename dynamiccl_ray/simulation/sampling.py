@@ -161,9 +161,9 @@ def surprised(scenario: Scenario, rng: np.random.Generator, surprise: float) -> 
 def told_of(scenario: Scenario, cluster: Cluster | None) -> Scenario:
     """The same of a job that says it runs on this cluster, right or wrong; None: that does not say.
 
-    A cluster that has no network can say nothing of several nodes.
+    A cluster that cannot have the job's nodes says nothing: it has no network, or one GPU in all.
     """
-    if cluster is None or (scenario.nodes > 1 and cluster.inter is None):
+    if cluster is None or not cluster.has(scenario.nodes):
         return replace(scenario, prior=None, said=None)
     prior = expected(cluster, scenario.nodes, scenario.collective, scenario.nbytes)
     return replace(scenario, prior=prior, said=cluster)

@@ -186,6 +186,10 @@ def test_a_job_may_say_which_cluster_it_runs_on_and_be_wrong() -> None:
     assert np.nanstd(wrong - said) > 0.1
     inside = place.model_copy(update={"inter": None})
     assert told_of(scenario, inside).prior is None, "it can say nothing of several nodes"
+    (alone,) = sample_scenarios(np.random.default_rng(0), [(find_cluster("dgx-a100-hdr"), 1)], 1)
+    single = find_cluster("cloud-tcp").part(1)
+    assert told_of(scenario, single).prior is not None
+    assert told_of(alone, single).prior is None, "one GPU has no collectives"
 
 
 def test_keys_of_one_job_vary_by_different_amounts() -> None:

@@ -17,6 +17,7 @@ from dynamiccl_ray.actors.episodes import Episodes
 from dynamiccl_ray.agent import policy
 from dynamiccl_ray.config.curriculum import Curriculum, load_curriculum
 from dynamiccl_ray.errors import ConfigError, RunError
+from dynamiccl_ray.fabric.presets import find_cluster
 from dynamiccl_ray.trainers.model.curriculum import CurriculumTrainable, run_curriculum
 from dynamiccl_ray.trainers.model.sampling import LocalSampling
 from dynamiccl_ray.trainers.model.stacking import estimate
@@ -188,6 +189,18 @@ def test_a_checkpoint_of_another_curriculum_is_refused(trained: Path, tmp_path: 
 def test_a_held_out_cluster_must_not_be_learned_from() -> None:
     with pytest.raises(ValueError, match="rtx4090-pcie is learned from, too"):
         Curriculum.model_validate({**TINY, "held_out": [{"cluster": "rtx4090-pcie", "nodes": [4]}]})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"), [({"gpus_per_node": 1}, "1 node of cluster .* has one GPU"), ({"inter": None}, "no network")]
+)
+def test_a_place_where_no_job_can_run_is_refused(change: dict[str, Any], said: str) -> None:
+    cluster = find_cluster("rtx4090-pcie").model_copy(update=change)
+    for where in ("stages", "held_out"):
+        place = {"cluster": cluster.model_dump(), "nodes": [2, 1]}
+        wrong = [{"name": "first", "places": [place]}] if where == "stages" else [place]
+        with pytest.raises(ValueError, match=said):
+            Curriculum.model_validate({**TINY, where: wrong})
 
 
 def test_the_shipped_curriculum_loads() -> None:
