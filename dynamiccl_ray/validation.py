@@ -31,7 +31,7 @@ def explain(
     what: str,
 ) -> str:
     """A line for one mistake; a few lines for several. ``document`` is what was validated, ``node`` where it stands."""
-    errors = error.errors(include_url=False)
+    errors = _real(error.errors(include_url=False))
     shown = errors[:_MOST_ERRORS]
     most = _MOST_CHARS // len(shown)
     lines = []
@@ -49,6 +49,16 @@ def explain(
         return lines[0]
     more = [f"and {len(errors) - len(lines)} more"] if len(errors) > len(lines) else []
     return "\n  ".join([f"{path}: {len(errors)} mistakes", *lines, *more])
+
+
+def _real(errors: list[Any]) -> list[Any]:
+    """Without what pydantic says of a list only because it leaves out the items that are wrong: it has too few."""
+    places = [each["loc"] for each in errors]
+    return [
+        each
+        for each, of in zip(errors, places, strict=True)
+        if each["type"] != "too_short" or not any(len(at) > len(of) and at[: len(of)] == of for at in places)
+    ]
 
 
 def _at(path: Path, line: int | None, *, alone: bool) -> str:

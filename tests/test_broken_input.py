@@ -87,6 +87,8 @@ EXPERIMENTS = {
 OTHERS = {
     "stage: rounds": ("train", STAGED % ("dgx-v100", ", least_rounds: 9, most_rounds: 3"), "least_rounds is 9"),
     "stage: phases": ("train", STAGED % ("dgx-v100", ", least_phases: 3"), "least_phases is 3; it must be at most"),
+    "stage: a list of mistakes": ("train", STAGED % ("dgx-v10", ", promote: 2"), "x.yaml: 2 mistakes"),
+    "no stages": ("train", "name: x\nheld_out: []\nstages: []\n", "x.yaml: 2 mistakes"),
     "held out and learned": ("train", STAGED % ("cloud-tcp", ""), "held_out: cloud-tcp is learned from, too"),
     "a place without a cluster": ("train", STAGED % ("dgx-v10", ""), "did you mean 'dgx-v100'?"),
     "a huge pool": ("train", CURRICULUM + "streams: {pool: 99999999999}\n", "streams.pool = 99999999999"),
