@@ -17,6 +17,12 @@ from dynamiccl_ray.validation import explain
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+"""Of learning: beyond, weights are soon no numbers."""
+Deviation = Annotated[float, Field(ge=0, le=2)]
+"""Standard deviation of logs. Beyond, times leave what a float or a cluster can be."""
+Name = Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+"""Of a run: its directory has it."""
 MOST: Final = 1_000_000
 Count = Annotated[int, Field(ge=1, le=MOST)]
 """Of what takes memory or processes each. A number beyond is a mistake, and would end in neither time nor memory."""
@@ -52,7 +58,7 @@ class Ppo(Section):
     lambda_: Share = 0.9
     clip: Positive = 0.2
     grad_clip: Positive = 0.5
-    lr: Positive
+    lr: Rate
     epochs: Count
     """Passes over what a round brought."""
     entropy: NotNegative

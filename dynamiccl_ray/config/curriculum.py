@@ -16,10 +16,13 @@ from dynamiccl_ray.fabric.presets import NamedCluster
 from dynamiccl_ray.settings import (
     MOST_EXPERTS,
     Count,
+    Deviation,
+    Name,
     Nodes,
     NotNegative,
     Positive,
     Ppo,
+    Rate,
     Section,
     Share,
     read_yaml,
@@ -55,9 +58,9 @@ class Stage(Section):
     """Of a scenario: above 1, load comes and goes while it is played."""
     dynamics: Dynamics = Dynamics()
     """What load comes from, in collectives of a key over a scenario's 3,000; still: at random."""
-    spread: NotNegative = 0.15
+    spread: Deviation = 0.15
     """Standard deviation of the logs of the factors on a cluster's rates and latencies."""
-    surprise: NotNegative = 0.2
+    surprise: Deviation = 0.2
     """Standard deviation of the logs of factors on the times of each pair, anew in every round: what a model does not
     know of a machine must be measured there. What is validated and evaluated has none."""
     undescribed: Share = 0.5
@@ -82,8 +85,8 @@ class Stage(Section):
 class CurriculumPpo(Ppo):
     """PPO and its teacher. Schedules run from the first round of the curriculum over ``rounds``, then stay."""
 
-    lr: Positive = 3e-3
-    lr_end: Positive = 2e-4
+    lr: Rate = 3e-3
+    lr_end: Rate = 2e-4
     epochs: Count = 2
     minibatches: Count = 6
     entropy: NotNegative = 0.01
@@ -128,7 +131,7 @@ class Validation(Section):
 class Curriculum(Section):
     """A policy's education."""
 
-    name: str
+    name: Name
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
     held_out: Annotated[tuple[Place, ...], Field(min_length=1)]

@@ -28,9 +28,11 @@ from dynamiccl_ray.settings import (
     MOST,
     MOST_ACTORS,
     Count,
+    Name,
     NotNegative,
     Positive,
     Ppo,
+    Rate,
     Section,
     existing,
     exists,
@@ -70,7 +72,7 @@ class Epochs(Section):
 class OnlinePpo(Ppo):
     """PPO beside a job."""
 
-    lr: Positive = 1e-3
+    lr: Rate = 1e-3
     epochs: Count = 6
     entropy: NotNegative = 0.02
     """At the start of a learning phase; falls linearly to ``entropy_end`` ..."""
@@ -101,7 +103,7 @@ class Stop(Section):
 class Online(Section):
     """One online run."""
 
-    name: str
+    name: Name
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     mode: Literal["off", "observe", "shadow", "active"] = "active"
     """``observe`` measures only, ``shadow`` decides and records but applies nothing, ``off`` does neither. What a run

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from dynamiccl_ray import shipped
 from dynamiccl_ray.errors import ConfigError, nearest
-from dynamiccl_ray.settings import Count, NotNegative, Positive, Section, Share, beside, is_file, read_yaml
+from dynamiccl_ray.settings import Count, Name, NotNegative, Positive, Section, Share, beside, is_file, read_yaml
 
 MOST_TRIALS: Final = 10_000
 _EXPONENT: Final = re.compile(r"[+-]?\d+e[+-]?\d+")
@@ -189,7 +189,7 @@ _SchedulerIn = Annotated[
 class Sweep(Section):
     """One sweep. The first trial is always the target as it is, so that there is something to beat."""
 
-    name: Annotated[str, Field(min_length=1, max_length=60, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    name: Name
     of: Annotated[Path, BeforeValidator(_target)]
     """An experiment on a played job, or a curriculum: a path relative to this file, or the name of one that is
     shipped."""

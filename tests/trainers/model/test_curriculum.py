@@ -191,6 +191,14 @@ def test_a_held_out_cluster_must_not_be_learned_from() -> None:
         Curriculum.model_validate({**TINY, "held_out": [{"cluster": "rtx4090-pcie", "nodes": [4]}]})
 
 
+def test_the_widest_bounds_can_be_trained_with(tmp_path: Path) -> None:
+    stages = [{"name": "wild", **STAGE, "most_rounds": 2, "most_phases": 2, "spread": 2, "surprise": 2}]
+    ppo = {**TINY["ppo"], "lr": 1, "lr_end": 1}  # type: ignore[dict-item]
+    summary = run_curriculum(Curriculum.model_validate({**TINY, "stages": stages, "ppo": ppo}), tmp_path)
+    assert summary["stage"] == "done"
+    assert np.isfinite(summary["history"][-1]["geomean_vs_oracle"])
+
+
 @pytest.mark.parametrize(
     ("change", "said"), [({"gpus_per_node": 1}, "1 node of cluster .* has one GPU"), ({"inter": None}, "no network")]
 )
