@@ -126,6 +126,7 @@ class Validation(Section):
     collectives: Count = 600
     """Of each key, in which it measures, decides and adapts, before any counts."""
     every_rounds: Count = 40
+    """Of a stage, which is also validated at its ``most_rounds``."""
 
 
 class Curriculum(Section):
@@ -149,6 +150,20 @@ class Curriculum(Section):
         if both := sorted(learned & {place.cluster.name for place in self.held_out}):
             raise ValueError(f"held_out: {', '.join(both)} is learned from, too; a held-out cluster must not be")
         return self
+
+    @model_validator(mode="after")
+    def _fills_minibatches(self) -> Self:
+        if self.ppo.minibatches > self.sequences:
+            raise ValueError(
+                f"ppo.minibatches is {self.ppo.minibatches}; it must be at most {self.sequences}, the sequences of a "
+                "round: streams.scenarios times streams.keys"
+            )
+        return self
+
+    @property
+    def sequences(self) -> int:
+        """Of decisions, in one round: one of each key."""
+        return self.streams.scenarios * self.streams.keys
 
 
 def load_curriculum(path: Path, overrides: Sequence[str] = ()) -> Curriculum:

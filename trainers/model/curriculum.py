@@ -84,7 +84,8 @@ def run_curriculum(
 
 
 class CurriculumTrainable(Trainable):  # type: ignore[misc]
-    """A run as Tune knows it: a step is as many rounds as lie between two validations.
+    """A run as Tune knows it: a step is as many rounds as lie between two validations. A stage is validated every few
+    rounds, and at its last.
 
     Config: ``curriculum``, a Curriculum or its settings; ``ppo``, settings of its section to replace, for sweeps;
     ``runners`` and ``learners``, 0 by default, which is this process; ``processes``, as ``run_curriculum`` has them;
@@ -148,19 +149,18 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
         """Samples, updates, and then validates and promotes."""
         began, steps, rewards = time.monotonic(), self._steps, []
         terms: dict[str, float] = {}
-        every = self._curriculum.validation.every_rounds
-        while True:
+        rounds = self._validated_at() - self._stage_rounds
+        for number in range(1, rounds + 1):
             rewards.append(self._round())
             for name, mean in self._terms.items():
-                terms[name] = terms.get(name, 0.0) + mean / every
-            if self._rounds % every == 0:
-                break
-            self.progress(self.status())
+                terms[name] = terms.get(name, 0.0) + mean / rounds
+            if number < rounds:
+                self.progress(self.status())
         rate = (self._steps - steps) / (time.monotonic() - began)
         entry = self._validate(rewards[-1])
         measured = dict.fromkeys(entry)
         return {
-            TRAINING_ITERATION: self._rounds // every,
+            TRAINING_ITERATION: len(self._history),
             TIMESTEPS_TOTAL: self._steps,
             DONE: self.done,
             "rounds": self._rounds,
@@ -171,6 +171,12 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
             # All stages from the beginning: the columns of a CSV file are those of its first row.
             "stages": {s.name: entry if s.name == entry["stage"] else measured for s in self._curriculum.stages},
         }
+
+    def _validated_at(self) -> int:
+        """The round of the stage after which it is validated next."""
+        every, most = self._curriculum.validation.every_rounds, self._curriculum.stages[self._stage].most_rounds
+        # A checkpoint of other settings may be past its last.
+        return max(self._stage_rounds + 1, min(self._stage_rounds // every * every + every, most))
 
     def _begin(self, number: int) -> None:
         self._sampling.begin({COMPONENT_RL_MODULE: self._weights(), "rounds": number, "stage": self._stage})
@@ -188,14 +194,16 @@ class CurriculumTrainable(Trainable):  # type: ignore[misc]
             self._begin(self._rounds)
         episodes = self._sampling.finish()
         self._begun = False
-        if (self._rounds + 1) % self._curriculum.validation.every_rounds:
+        if self._stage_rounds + 1 < self._validated_at():
             self._begin(self._rounds + 1)
-        steps = sum(len(e) for e in episodes)
+        steps, sequences = sum(len(e) for e in episodes), sum(len(e.rewards) for e in episodes)
+        whole = sequences // max(1, self._learners) // ppo.minibatches
         self._group.update(
             episodes=episodes,
             timesteps={NUM_ENV_STEPS_SAMPLED_LIFETIME: self._rounds},
             num_epochs=ppo.epochs,
-            minibatch_size=max(1, steps // max(1, self._learners) // ppo.minibatches),
+            # In steps. RLlib makes sequences of them in floating point, rounded down: half a one more is no other.
+            minibatch_size=(whole + 0.5) * steps / sequences,
             shuffle_batch_per_epoch=False,
         )
         self._rounds, self._stage_rounds, self._steps = self._rounds + 1, self._stage_rounds + 1, self._steps + steps

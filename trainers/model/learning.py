@@ -21,7 +21,8 @@ def curriculum_config(
 ) -> PPOConfig:
     """RLlib's PPO over FabricRunners. The ``timesteps`` that schedules run over are rounds.
 
-    Raises ConfigError where ``runners`` and ``learners`` cannot all have as many streams: RLlib would cut episodes.
+    Raises ConfigError where ``runners`` and ``learners`` cannot all have as many streams: RLlib would cut episodes; and
+    where a learner has fewer than minibatches.
     """
     ppo, streams = curriculum.ppo, curriculum.streams
     parts = sorted((max(1, runners), max(1, learners)))
@@ -29,6 +30,11 @@ def curriculum_config(
         raise ConfigError(
             f"{runners} runners and {learners} learners cannot share {streams.scenarios} scenarios a round evenly; one "
             "number must divide the other, and both must divide streams.scenarios"
+        )
+    if ppo.minibatches > curriculum.sequences // max(1, learners):
+        raise ConfigError(
+            f"{learners} learners cannot share {curriculum.sequences} sequences a round (streams.scenarios times "
+            f"streams.keys): each needs one for each of ppo.minibatches, {ppo.minibatches}; lower one of the two"
         )
     config = (
         PPOConfig()

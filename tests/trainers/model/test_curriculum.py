@@ -57,6 +57,17 @@ def test_stages_end_and_say_whether_they_were_promoted(tmp_path: Path) -> None:
     assert summary["steps"] == 6 * 4 * 4 * 4
 
 
+def test_a_stage_ends_at_its_last_round_whenever_it_is_validated(tmp_path: Path) -> None:
+    three = {**TINY, "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 3}}
+    summary = run_curriculum(Curriculum.model_validate(three), tmp_path)
+    assert [stage["rounds"] for stage in summary["stages"]] == [4, 4]
+    assert [entry["round"] for entry in summary["history"]] == [3, 4, 7, 8]
+    results = [json.loads(line) for line in (tmp_path / "result.json").read_text().splitlines()]
+    assert [result["training_iteration"] for result in results] == [1, 2, 3, 4]
+    # A mean over the rounds that a step has.
+    assert sum(results[1]["reward_terms"].values()) == pytest.approx(results[1]["reward"], abs=1e-5)
+
+
 def test_every_validation_is_in_tunes_logs(trained: Path) -> None:
     with (trained / "progress.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -110,7 +121,8 @@ def test_elsewhere_a_round_is_sampled_while_the_last_is_learned_from(
             return self._sampled
 
     monkeypatch.setattr("dynamiccl_ray.trainers.model.curriculum.LocalSampling", Elsewhere)
-    three = {**TINY, "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 3}}
+    stages = [{"name": "only", **STAGE, "most_rounds": 6}]
+    three = {**TINY, "stages": stages, "validation": {"scenarios": 2, "collectives": 8, "every_rounds": 3}}
     run = CurriculumTrainable({"curriculum": three, "out": str(tmp_path)})
     update = run._group.update
     run._group.update = lambda **given: (happened.append(("learn", run.status()["round"])), update(**given))
@@ -120,6 +132,22 @@ def test_elsewhere_a_round_is_sampled_while_the_last_is_learned_from(
     # Never across a validation: there the stage may end, and there a run is resumed.
     expected = [("sample", 0), ("sample", 1), ("learn", 0), ("sample", 2), ("learn", 1), ("learn", 2)]
     assert happened == expected + [(what, number + 3) for what, number in expected]
+
+
+def test_every_minibatch_has_a_sequence_or_is_refused(tmp_path: Path) -> None:
+    # 49 times 1/49 is less than 1 in floating point.
+    all_single = {
+        **TINY,
+        "stages": [{"name": "only", **STAGE, "most_rounds": 1}],
+        "streams": {"pool": 7, "scenarios": 7, "keys": 7},
+        "ppo": {**TINY["ppo"], "minibatches": 49},  # type: ignore[dict-item]
+    }
+    curriculum = Curriculum.model_validate(all_single)
+    assert run_curriculum(curriculum, tmp_path)["stage"] == "done"
+    with pytest.raises(ConfigError, match="7 learners cannot share 49 sequences a round"):
+        run_curriculum(curriculum, tmp_path, learners=7)
+    with pytest.raises(ValueError, match="minibatches is 49; it must be at most 48, the sequences of a round"):
+        Curriculum.model_validate({**all_single, "streams": {"scenarios": 6, "keys": 8}})
 
 
 def test_a_round_that_cannot_be_shared_evenly_is_refused(tmp_path: Path) -> None:

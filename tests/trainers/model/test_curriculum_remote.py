@@ -24,7 +24,8 @@ def cluster() -> Iterator[None]:
 
 def test_two_runners_and_two_learners_repeat_and_resume(tmp_path: Path) -> None:
     # Three rounds between validations, so that one is sampled while another is learned from.
-    curriculum = {**TINY, "stages": TINY["stages"][1:], "validation": {"scenarios": 3, "every_rounds": 3}}  # type: ignore[index]
+    stages = [{**TINY["stages"][1], "most_rounds": 6}]  # type: ignore[index]
+    curriculum = {**TINY, "stages": stages, "validation": {"scenarios": 3, "every_rounds": 3}}
     run = CurriculumTrainable({"curriculum": curriculum, "runners": 2, "learners": 2, "out": str(tmp_path)})
     try:
         before = run.net.state_dict()
@@ -50,7 +51,8 @@ def test_two_runners_and_two_learners_repeat_and_resume(tmp_path: Path) -> None:
 
 
 def test_a_runner_beside_the_learner_changes_no_weight(tmp_path: Path) -> None:
-    curriculum = {**TINY, "stages": TINY["stages"][1:], "validation": {"scenarios": 3, "every_rounds": 3}}  # type: ignore[index]
+    stages = [{**TINY["stages"][1], "most_rounds": 6}]  # type: ignore[index]
+    curriculum = {**TINY, "stages": stages, "validation": {"scenarios": 3, "every_rounds": 3}}
     weights = []
     for runners in (0, 1):
         run = CurriculumTrainable({"curriculum": curriculum, "runners": runners, "out": str(tmp_path / str(runners))})
