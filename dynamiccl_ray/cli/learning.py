@@ -139,7 +139,7 @@ def evaluate(
         typer.Option(help="Instead of a curriculum: a directory of CSV tables, or of logs of nccl-tests."),
     ] = None,
     out: Out = None,
-    scenarios: Annotated[int, typer.Option(min=1, help="Jobs in each modelled split.")] = 10,
+    scenarios: Annotated[int | None, typer.Option(min=1, help="Jobs in each modelled split; 10 by default.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Independent runs of each job and method.")] = 5,
     learn: Annotated[int, typer.Option(min=0, help="Collectives of each key before any is measured.")] = 2000,
     override: Set = None,
@@ -162,9 +162,15 @@ def evaluate(
     if (curriculum is None) == (measured is None):
         raise ConfigError("evaluate: name either a curriculum, or with --measured a directory of measurements")
     if measured is not None:
+        if scenarios is not None or override:
+            raise ConfigError(
+                f"evaluate: {'--set' if override else '--scenarios'} is for a curriculum, and --measured has none; "
+                "leave it out"
+            )
         _on_measured(measured, nets, procedure, out, as_json)
         return
     assert curriculum is not None
+    scenarios = 10 if scenarios is None else scenarios
     lessons = load_curriculum(find("curriculum", curriculum), override or ())
     directory = directory_for(out, f"{lessons.name}-evaluation")
     with console.status("starting") as status, SampleFile(directory / "samples.parquet", procedure) as samples:

@@ -33,7 +33,12 @@ def test_a_policy_is_judged_on_what_somebody_measured(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "evaluation.json").read_text()) == document
     page = CliRunner().invoke(app, arguments)
     assert "median regret: " in page.output
-    for wrong, says in ((["evaluate"], "name either"), ([*arguments, "default"], "name either")):
+    for wrong, says in (
+        (["evaluate"], "name either"),
+        ([*arguments, "default"], "name either"),
+        ([*arguments, "--set", "seed=1"], "--set is for a curriculum, and --measured has none"),
+        ([*arguments, "--scenarios", "10"], "--scenarios is for a curriculum"),
+    ):
         assert says in str(CliRunner().invoke(app, wrong).exception)
 
 
