@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.experimental import internal_kv
 
-from dynamiccl_ray.errors import RunError, short
+from dynamiccl_ray.errors import RunError, reason
 
 NAMESPACE: Final = "dynamiccl"
 ASK_LIMIT_S: Final = 10.0
@@ -58,7 +58,7 @@ def ask_coordinator(job: str, question: dict[str, Any]) -> dict[str, Any]:
             raise ValueError("no run has begun")
         return asked(find_coordinator(run), question)
     except (ValueError, RayActorError) as e:
-        raise RunError(f"no run of job {job!r} on this Ray cluster: {short(str(e))}") from None
+        raise RunError(f"no run of job {job!r} on this Ray cluster: {reason(e)}") from None
     except GetTimeoutError:
         raise RunError(f"job {job!r}: its run has not answered for {ASK_LIMIT_S:g} s; ask again") from None
 

@@ -47,6 +47,11 @@ def short(text: str) -> str:
     return line if len(line) <= MOST_CHARS else f"{line[:MOST_CHARS]}..."
 
 
+def reason(error: BaseException) -> str:
+    """What an exception says, or its name where it says nothing, as one of a file that ends too early."""
+    return short(str(error)) or type(error).__name__
+
+
 def nearest(word: str, names: Iterable[str]) -> str:
     """``; did you mean 'x'?``, or nothing where no name is near."""
     lower = {name.lower(): name for name in names}

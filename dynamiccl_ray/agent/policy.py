@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agent.lending import SURE_SCALE, WIDE
 from dynamiccl_ray.agent.observation import HEAD_SIZE, N_PAIR_FIELDS, SIZE, part
-from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.errors import DAMAGED, ConfigError, reason
 from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.settings import MOST_EXPERTS, MOST_HIDDEN
 from dynamiccl_ray.tensors import read_tensors
@@ -175,7 +175,7 @@ def load(path: Path) -> PolicyNetwork:
         raise ConfigError(f"{path} does not exist; name a policy that `dynamiccl train` wrote") from None
     except DAMAGED as e:
         raise ConfigError(
-            f"{path} holds no policy of this version: {short(str(e))}; train one with `dynamiccl train`"
+            f"{path} holds no policy of this version: {reason(e)}; train one with `dynamiccl train`"
         ) from None
     return net.eval()
 

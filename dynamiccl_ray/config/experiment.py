@@ -23,7 +23,7 @@ from dynamiccl_ray.config.communicators import Actions, CommunicatorRule
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.config.fabrics import EmulatedFabric, MeasuredFabric, NcclFabric, PlayedJob, RealNcclFabric
 from dynamiccl_ray.config.overhead import Overhead
-from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.errors import DAMAGED, ConfigError, reason
 from dynamiccl_ray.settings import (
     MOST,
     MOST_ACTORS,
@@ -169,7 +169,7 @@ def recorded(path: Path) -> Online:
             del raw["fabric"][name]
         return Online.model_validate(raw)
     except (*DAMAGED, ValueError) as e:
-        raise ConfigError(f"{path}: not the experiment of a run: {short(str(e))}") from None
+        raise ConfigError(f"{path}: not the experiment of a run: {reason(e)}") from None
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Online:

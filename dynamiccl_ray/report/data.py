@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow.parquet as pq
 
 from dynamiccl_ray.agent.reward import TERMS
-from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
 from dynamiccl_ray.keys import N_KEYS, key_name, key_parts
 
 Doubles = npt.NDArray[np.float64]
@@ -161,7 +161,7 @@ def _read_json(directory: Path, name: str) -> dict[str, Any]:
             "give the directory that `dynamiccl online` printed, after the run has ended"
         ) from None
     except (ValueError, RecursionError) as e:
-        raise ConfigError(f"{path}: damaged: {short(str(e))}") from None
+        raise ConfigError(f"{path}: damaged: {reason(e)}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: expected a JSON object, found {type(value).__name__}")
     return value
@@ -190,9 +190,9 @@ def _read_samples(directory: Path, events: list[dict[str, Any]], stages: list[Re
     try:
         table = pq.read_table(directory / "samples.parquet", columns=columns)
     except OSError as e:
-        raise ConfigError(f"{directory}: cannot read samples.parquet: {short(str(e))}") from None
+        raise ConfigError(f"{directory}: cannot read samples.parquet: {reason(e)}") from None
     except ValueError as e:
-        raise ConfigError(f"{directory / 'samples.parquet'}: not the samples of a run: {short(str(e))}") from None
+        raise ConfigError(f"{directory / 'samples.parquet'}: not the samples of a run: {reason(e)}") from None
     read = {name: table[name].to_numpy() for name in columns}
     dseq, epoch = read["dseq"].astype(np.int64), read["epoch"].astype(np.int64)
     pairs, of = np.unique(np.stack([read["comm"], read["key"].astype(np.uint64)], -1), axis=0, return_inverse=True)
@@ -220,7 +220,7 @@ def _read_rewards(directory: Path) -> Rewards:
     try:
         table = pq.read_table(path, columns=["epoch", "phase", "keys", "reward", *TERMS])
     except (OSError, ValueError) as e:
-        raise ConfigError(f"{path}: not the rewards of a run: {short(str(e))}") from None
+        raise ConfigError(f"{path}: not the rewards of a run: {reason(e)}") from None
     epoch, first, of = np.unique(table["epoch"].to_numpy(), return_index=True, return_inverse=True)
     keys, terms = table["keys"].to_numpy().astype(np.float64), {}
     for name in ("reward", *TERMS):

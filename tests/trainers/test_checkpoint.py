@@ -85,6 +85,12 @@ def test_a_checkpoint_whose_parts_are_others_is_refused(tmp_path: Path) -> None:
         read_checkpoint(tmp_path)
 
 
+def test_an_empty_file_is_said_to_end(tmp_path: Path) -> None:
+    (tmp_path / "policy.pt").touch()
+    with pytest.raises(ConfigError, match="holds no policy of this version: EOFError; train one"):
+        policy.load(tmp_path / "policy.pt")
+
+
 def test_a_policy_of_any_size_is_not_made_room_for(tmp_path: Path) -> None:
     torch.save({"hidden": 10**9, "experts": 4, "weights": {}}, tmp_path / "policy.pt")
     with pytest.raises(ConfigError, match="hidden is 1000000000, of 1 to 4096"):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from dynamiccl_ray.agent.observation import SIZE, part
 from dynamiccl_ray.agent.policy import ACTION_HEADS
 from dynamiccl_ray.arrays import Bool, Float32, Int64
-from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
 from dynamiccl_ray.trainers.online.recorder import EPISODE_SCHEMA, LAYOUT
 
 MOST_NUMBERS: Final = 1 << 26
@@ -94,7 +94,7 @@ def _run(directory: Path) -> Iterator[_Columns]:
         except DAMAGED as e:
             if isinstance(e, ConfigError):
                 raise
-            raise ConfigError(f"{path}: damaged: {short(str(e))}; leave that run out") from None
+            raise ConfigError(f"{path}: damaged: {reason(e)}; leave that run out") from None
         numbers += len(of["observation"])
         if numbers > MOST_NUMBERS and kept:
             break

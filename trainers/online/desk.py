@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Final, Self
 
-from dynamiccl_ray.errors import ConfigError, DynamicclError, RunError, short
+from dynamiccl_ray.errors import ConfigError, DynamicclError, RunError, reason
 
 log = logging.getLogger("dynamiccl.online")
 
@@ -68,7 +68,7 @@ class Desk:
         except DynamicclError as e:
             said = {"error": str(e)}
         except Exception as e:  # of whatever in the control plane is gone
-            said = {"error": f"the run cannot answer now: {short(str(e))}"}
+            said = {"error": f"the run cannot answer now: {reason(e)}"}
         connection.sendall(json.dumps(said).encode() + b"\n")
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ def _ask_here(job: str, question: dict[str, Any]) -> dict[str, Any]:
             connection.sendall(json.dumps(question).encode() + b"\n")
             said = json.loads(_line(connection))
         except (OSError, ValueError) as e:
-            raise RunError(f"job {job!r}: its run does not answer: {short(str(e))}") from None
+            raise RunError(f"job {job!r}: its run does not answer: {reason(e)}") from None
     if not isinstance(said, dict):
         raise RunError(f"job {job!r}: its run answers something else than expected")
     return said

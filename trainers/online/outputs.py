@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from dynamiccl_ray.actors.registry import KvStore
-from dynamiccl_ray.errors import RunError, short
+from dynamiccl_ray.errors import RunError, reason
 from dynamiccl_ray.trainers.common.cluster import start_ray
 from dynamiccl_ray.trainers.online.placing import on_node
 
@@ -77,7 +77,7 @@ def fetch(name: str, out: Path, kind: Kind = JOB) -> dict[str, Any]:
     try:
         packed = ray.get(pack.remote(place["path"], kind.kept), timeout=FETCH_S)
     except (RayError, GetTimeoutError) as e:
-        raise RunError(f"{what}: its outputs cannot be fetched from {where}: {short(str(e))}") from None
+        raise RunError(f"{what}: its outputs cannot be fetched from {where}: {reason(e)}") from None
     if packed is None:
         raise RunError(f"{what}: its outputs are not there any more: {where}")
     with tarfile.open(fileobj=io.BytesIO(packed)) as files:

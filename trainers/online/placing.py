@@ -13,7 +13,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from dynamiccl_ray.actors.rank_runner import RankRunner
-from dynamiccl_ray.errors import short
+from dynamiccl_ray.errors import reason
 from dynamiccl_ray.plugin_bridge.segments import look_for
 
 log = logging.getLogger("dynamiccl.online")
@@ -66,7 +66,7 @@ def _answer(reference: Any) -> tuple[bool, set[str]] | None:
         answer: tuple[bool, set[str]] = ray.get(reference, timeout=ANSWER_S)
         return answer
     except (RayError, GetTimeoutError) as e:
-        log.warning("a node does not say whether it has ranks: %s", short(str(e)))
+        log.warning("a node does not say whether it has ranks: %s", reason(e))
         return None
 
 

@@ -19,7 +19,7 @@ from dynamiccl_ray.actions import N_ACTIONS, action_of
 from dynamiccl_ray.agent.earlier import Decisions, Earlier, Record, record
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.loop import Phase
-from dynamiccl_ray.errors import DAMAGED, ConfigError, short
+from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
 from dynamiccl_ray.keys import N_KEYS
 from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA
 
@@ -55,7 +55,7 @@ def _run(directory: Path) -> tuple[float, list[Record]]:
         columns["name"] = np.array(table["name"].to_pylist(), object)
         _check(columns)
     except DAMAGED as e:
-        raise ConfigError(f"warm: {directory / 'decisions.parquet'}: damaged: {short(str(e))}; leave it out") from None
+        raise ConfigError(f"warm: {directory / 'decisions.parquet'}: damaged: {reason(e)}; leave it out") from None
     comms = [_communicator(columns, np.flatnonzero(columns["comm"] == comm)) for comm in np.unique(columns["comm"])]
     return float(columns["unix_s"].max()), comms
 
@@ -88,7 +88,7 @@ def _read(directory: Path) -> pa.Table | None:
     except ConfigError:
         raise
     except DAMAGED as e:
-        raise ConfigError(f"warm: {folder}: damaged: {short(str(e))}; leave it out") from None
+        raise ConfigError(f"warm: {folder}: damaged: {reason(e)}; leave it out") from None
     table = pa.concat_tables(tables[::-1])
     return table if len(table) else None
 
