@@ -162,6 +162,15 @@ class Earlier:
             noise = np.where(np.isnan(noise) & (of.key[at] == wanted), of.noise[at], noise)
         return noise
 
+    def fits(self, ranks: int, nodes: int, name: str) -> bool:
+        """Whether there is a record of such a communicator."""
+        return bool(self._of(ranks, nodes, name))
+
+    @property
+    def recorded(self) -> list[tuple[int, int, str]]:
+        """Ranks, nodes and name of each record's communicator."""
+        return [(of.ranks, of.nodes, of.name) for _, of in self._records]
+
     def _of(self, ranks: int, nodes: int, name: str) -> list[tuple[int, Record]]:
         """Records of such communicators and how many runs came after, the newest first."""
         alike = ((age, of) for age, of in self._records if (of.ranks, of.nodes) == (ranks, nodes))

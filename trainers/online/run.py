@@ -43,7 +43,7 @@ from dynamiccl_ray.trainers.online.ending import Disk, Ending
 from dynamiccl_ray.trainers.online.outputs import register
 from dynamiccl_ray.trainers.online.recorder import Recorder
 from dynamiccl_ray.trainers.online.summary import Recent, summarise
-from dynamiccl_ray.trainers.online.warm import read_earlier
+from dynamiccl_ray.trainers.online.warm import read_earlier, unlike
 
 log = logging.getLogger("dynamiccl.online")
 
@@ -121,11 +121,19 @@ def run_online(
                 job.set_credit(FREE_RUNNING)
         observed = Recent()
 
+        compared = not experiment.warm
+
         def record() -> None:
-            for epoch in backend.observed():
+            nonlocal compared
+            epochs = backend.observed()
+            for epoch in epochs:
                 recorder.add(epoch)
                 observed.add(epoch)
             recorder.learned(backend.learned())
+            if epochs and not compared:
+                compared = True
+                if cold := unlike(plan.earlier, {(of.ranks, of.nodes, of.name) for of in epochs}):
+                    say(cold)
 
         def give_back(_: object, error: BaseException | None, __: object) -> None:
             if isinstance(error, Exception) and job is None:

@@ -6,7 +6,7 @@ time. It is a fraction of ``samples.parquet``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +31,8 @@ MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 1 << 29
 MOST_FILES: Final = 100_000
 MOST_NAME: Final = 256
+# Kinds of communicators that a message names.
+_SHOWN: Final = 4
 # Where no communicator of a run has fewer than one collective.
 _MOST_US: Final = 1e12
 
@@ -40,6 +42,27 @@ def read_earlier(directories: Sequence[Path]) -> Earlier:
     or was written by another version."""
     runs = [_run(directory) for directory in dict.fromkeys(directories)]
     return Earlier([records for _, records in sorted(runs, key=lambda run: -run[0])])
+
+
+def unlike(earlier: Earlier, job: Collection[tuple[int, int, str]]) -> str | None:
+    """That earlier runs say nothing of a job, by ranks, nodes and name of its communicators; None where they do."""
+    if any(earlier.fits(*of) for of in job):
+        return None
+    recorded = earlier.recorded
+    if not recorded:
+        return "warm: the earlier runs have recorded no communicator; this run begins cold"
+    count = "1 communicator" if len(recorded) == 1 else f"{len(recorded)} communicators"
+    return (
+        f"warm: none of the job's communicators ({_shapes(job)}) is like one of the earlier runs' {count} "
+        f"({_shapes(recorded)}), in ranks, nodes and name; this run begins cold"
+    )
+
+
+def _shapes(communicators: Collection[tuple[int, int, str]]) -> str:
+    """Ranks, nodes and name of each kind; of many kinds some."""
+    kinds = sorted(set(communicators))
+    words = [f"{ranks} ranks on {nodes} nodes{f', {short(name)}' if name else ''}" for ranks, nodes, name in kinds]
+    return "; ".join([*words[:_SHOWN], *([f"and {len(words) - _SHOWN} more kinds"] if len(words) > _SHOWN else [])])
 
 
 def _run(directory: Path) -> tuple[float, list[Record]]:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from small import small_experiment
 from typer.testing import CliRunner
 
 from dynamiccl_ray.actions import N_CHANNELS, OWN_ACTION, flat_action
@@ -23,7 +24,8 @@ from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Collective
 from dynamiccl_ray.trainers.online import warm
 from dynamiccl_ray.trainers.online.recorder import Recorder
-from dynamiccl_ray.trainers.online.warm import read_earlier
+from dynamiccl_ray.trainers.online.run import run_online
+from dynamiccl_ray.trainers.online.warm import read_earlier, unlike
 
 KEY = key_of(Collective.ALL_REDUCE, 1 << 20, False)
 PAIR = 5
@@ -84,6 +86,28 @@ def test_a_run_that_decided_nothing_says_nothing(tmp_path: Path) -> None:
     with Recorder(tmp_path, "run", 0):
         pass
     assert np.isnan(_said(tmp_path))
+
+
+def test_a_run_that_earlier_ones_say_nothing_of_is_told_so(tmp_path: Path) -> None:
+    earlier = read_earlier([_run(tmp_path / "a")])
+    assert unlike(earlier, {(16, 2, "tp"), (16, 2, "")}) is None
+    said = unlike(earlier, {(16, 2, "tp"), (4, 2, "")})
+    assert said is not None
+    assert "(4 ranks on 2 nodes; 16 ranks on 2 nodes, tp) is like one" in said
+    assert "earlier runs' 1 communicator (16 ranks on 2 nodes, dp)" in said
+    with Recorder(tmp_path, "run", 0):
+        pass
+    assert "recorded no communicator" in str(unlike(read_earlier([tmp_path]), {(4, 2, "")}))
+
+
+def test_it_is_said_once(tmp_path: Path, job: str) -> None:
+    experiment = small_experiment(job, warm=[str(_run(tmp_path / "a"))])
+    said: list[str] = []
+    run_online(experiment, tmp_path / "b", serial=True, say=said.append)
+    assert [line[:5] for line in said] == ["warm:"]
+    said.clear()
+    run_online(experiment.model_copy(update={"warm": (tmp_path / "b",)}), tmp_path / "c", serial=True, say=said.append)
+    assert said == []
 
 
 def _changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
