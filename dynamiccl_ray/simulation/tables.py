@@ -190,7 +190,9 @@ def _sessions(by_source: dict[str, _Sizes]) -> list[_Sizes]:
     was measured again.
     """
     found: list[_Sizes] = []
-    for first, second in combinations(sorted(by_source), 2):
+    # Of logs each is a source with one option: hundreds of them are no sessions.
+    may = [source for source, of in sorted(by_source.items()) if any(len(o) >= LEAST_OPTIONS for o in of.values())]
+    for first, second in combinations(may, 2):
         both = by_source[first], by_source[second]
         shared: dict[int, set[_Option]] = {}
         for size in both[0].keys() & both[1].keys():
