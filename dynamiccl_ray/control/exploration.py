@@ -121,7 +121,7 @@ class Exploration(State):
         # The first sequence, and what is seen after it, is as in training. From there a draw that would repeat what is
         # known goes on: first to what was in force before the shift, or a key could end with what is slower than that.
         former = self.settled[rows]
-        forgotten = draw & (done > learning.sequence) & ~first & (evidence.samples[rows, former] == 0)
+        forgotten = draw & (done > learning.sequence) & (evidence.samples[rows, former] == 0)
         forgotten &= allowed.reshape(-1, N_ACTIONS)[np.arange(len(rows)), former]
         new[forgotten] = former[forgotten]
         late = np.flatnonzero(draw & (done > learning.sequence) & (new < 0))

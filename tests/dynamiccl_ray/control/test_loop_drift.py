@@ -55,16 +55,26 @@ def test_an_alarm_begins_its_key_anew_and_no_other() -> None:
     assert (loop.phase[2], loop.wanted[2]) == (Phase.EXPLOIT, pair(1))
 
 
-def test_what_was_in_force_before_a_shift_is_measured_after_it_whatever_the_policy_draws() -> None:
-    """Learning anew never leaves a key with what is slower than what it had, and still has."""
-    loop = loop_of(own_channels(1), draws=12, sequence=4)
+@pytest.mark.parametrize(("takes", "allowed"), [(3.3, True), (3.9, True), (3.3, False)])
+def test_what_was_in_force_before_a_shift_is_measured_after_it_whatever_the_policy_draws(
+    takes: float, allowed: bool
+) -> None:
+    """Learning anew never leaves a key with what is slower than what it had, and may still have."""
+    sequence = 8
+    loop = loop_of(own_channels(1), draws=30, sequence=sequence)
     play(loop, 60, network(), sigma=0.01, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     assert (loop.shifts[0], loop.phase[0], loop.wanted[0]) == (0, Phase.EXPLOIT, pair(1))
-    times = {OWN_ACTION: 3.5, pair(1): 3.3, pair(2): 3.35}
-    play(loop, 40, lambda _, action: times.get(action, 4.5), sigma=0.01, drawn=lambda due: np.full(1, pair(2)))
-    assert (loop.shifts[0], loop.phase[0]) == (1, Phase.EXPLOIT)
-    assert loop.wanted[0] == pair(1)
-    assert loop.evidence.samples[0, pair(1)] > 0
+    times, asked = {OWN_ACTION: 3.5, pair(1): takes, pair(2): 3.35}, []
+    for _ in range(40):
+        play(loop, 1, lambda _, action: times.get(action, 4.5), sigma=0.01, drawn=lambda due: np.full(1, pair(2)))
+        if loop.phase[0] == Phase.ADAPT and loop.decisions[0] <= loop.draws()[0]:
+            asked.append(int(loop.wanted[0]))
+            loop.keys.channels[0, 1] &= allowed
+    assert loop.shifts[0] == 1
+    assert pair(1) not in asked[:sequence], "the policy's own draws"
+    best = allowed and takes < times[pair(2)]
+    assert asked.count(pair(1)) > 1 if best else asked.count(pair(1)) == allowed, "once is enough to know"
+    assert loop.wanted[0] == pair(1 if best else 2)
 
 
 def test_what_raised_an_alarm_is_of_neither_network_and_not_learned_from() -> None:
