@@ -51,42 +51,49 @@ def read_nccl_tests(path: Path, skipped: Counter[str]) -> Iterable[tuple[str, Ma
     Raises ConfigError where a run does not say which collective it is, or which GPUs took part.
     """
     for first, text in _runs(_text(path)):
-        found = dict(_SET.findall(text))
-        said = found or dict(_WRITTEN.findall(text))
-        forced = {name: said.pop(name).lower() for name in _FORCED if name in said}
-        channels = forced.get("MAX_NCHANNELS", "")
-        if channels != forced.get("MIN_NCHANNELS", ""):
-            said |= {name: forced[name] for name in _FORCED[2:] if name in forced}
-            channels = ""
-        asked = {"ALGO": forced.get("ALGO", "default"), "PROTO": forced.get("PROTO", "default")}
-        several = [f"NCCL_{name}={value}" for name, value in asked.items() if not value.isalnum() and "_" not in value]
-        silent = not found and not forced and "NCCL INFO" not in text
+        told, left_out = _told(path, text)
         position = of_wrong = None
         fixed: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), first):
             if header := _HEADER.match(line):
                 position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
                 of_wrong = position + _TO_WRONG if header["wrong"] else None
-                fixed = {
-                    **_about(path, text),
-                    "algo": asked["ALGO"],
-                    "proto": asked["PROTO"],
-                    "nchannels": channels,
-                    "environment": " ".join(
-                        f"NCCL_{name}={value}" for name, value in sorted(said.items()) if not _OF_NO_EFFECT.search(name)
-                    ),
-                }
+                fixed = _about(path, text) | told
             words = line.split()
             if position is None or len(words) <= position + 2 or not words[0].isdecimal():
                 continue
-            if several:
-                skipped[f"{path.name}: {several[0]}, which is not one value"] += 1
-            elif silent and _WORDS_OF_SETTINGS & set(re.split(r"[^a-z0-9]+", path.stem.lower())):
-                skipped[f"{path.name}: only its name says what was forced; run it with NCCL_DEBUG=INFO"] += 1
-            elif of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
-                skipped[f"{path.name}: results that were wrong"] += 1
+            wrong = of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"])
+            if why := left_out or (wrong and "results that were wrong"):
+                skipped[f"{path.name}: {why}"] += 1
             else:
                 yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
+
+
+def _told(path: Path, text: str) -> tuple[dict[str, str], str | None]:
+    """What NCCL was told in one run, as columns; and why that says nothing of what was forced, if it does not."""
+    found = dict(_SET.findall(text))
+    said = found or dict(_WRITTEN.findall(text))
+    forced = {name: said.pop(name).lower() for name in _FORCED if name in said}
+    channels = forced.get("MAX_NCHANNELS", "")
+    if channels != forced.get("MIN_NCHANNELS", ""):
+        # A bound, not a number.
+        said |= {name: forced[name] for name in _FORCED[2:] if name in forced}
+        channels = ""
+    columns = {
+        "algo": forced.get("ALGO", "default"),
+        "proto": forced.get("PROTO", "default"),
+        "nchannels": channels,
+        "environment": " ".join(
+            f"NCCL_{name}={value}" for name, value in sorted(said.items()) if not _OF_NO_EFFECT.search(name)
+        ),
+    }
+    for name in _FORCED[:2]:
+        if not re.fullmatch(r"\w+", value := forced.get(name, "default")):
+            return columns, f"NCCL_{name}={value}, which is not one value"
+    silent = not said and not forced and "NCCL INFO" not in text
+    if silent and _WORDS_OF_SETTINGS & set(re.split(r"[^a-z0-9]+", path.stem.lower())):
+        return columns, "only its name says what was forced; run it with NCCL_DEBUG=INFO"
+    return columns, None
 
 
 def _about(path: Path, text: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamiccl_ray.calibration.cells import joined
 from dynamiccl_ray.calibration.samples import Machine, read_library
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import Collective
@@ -92,6 +93,10 @@ def test_results_that_were_wrong_are_left_out(tmp_path: Path) -> None:
     assert read_library(tmp_path).skipped == {"mine.log: results that were wrong": 1}
 
 
+def test_results_that_nobody_checked_are_read(tmp_path: Path) -> None:
+    assert len(_read(tmp_path, mine=LOG.replace("      0    ", "    N/A    "))[""]) == 2
+
+
 def test_runs_that_follow_each_other_in_a_file_are_read_apart(tmp_path: Path) -> None:
     other = LOG.replace("all_gather", "all_reduce").replace("to Ring", "to Tree").replace("node-b", "node-a")
     read = _read(tmp_path, mine=SILENT + LOG + other)[""]
@@ -108,6 +113,7 @@ def test_where_nccl_was_told_something_else_it_is_another_machine(tmp_path: Path
     assert set(read) == {"", "NCCL_MAX_NCHANNELS=4 NCCL_NVLS_ENABLE=0"}
     assert set(read[""].settings) == {"ring/ll128", "any/ll128"}
     assert set(read["NCCL_MAX_NCHANNELS=4 NCCL_NVLS_ENABLE=0"].settings) == {"nccl"}
+    assert len(joined(read.values())) == 2, "its own choice is not that of the others"
 
 
 def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp_path: Path) -> None:
@@ -116,6 +122,13 @@ def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp
     assert list(read_library(tmp_path).skipped.values()) == [2]
     command = "mpirun -x NCCL_ALGO=Ring -x NCCL_PROTO=LL all_gather_perf\n"
     assert set(_read(tmp_path, ring_ll=command + SILENT)[""].settings) == {"nccl", "ring/ll"}
+    # What NCCL itself says goes before both.
+    assert set(_read(tmp_path, ring_ll=command + LOG.replace("to Ring", "to Tree"))[""].settings) == {
+        "nccl",
+        "tree/ll128",
+    }
+    free = LOG.replace("NCCL_ALGO set by environment to Ring", "Bootstrap: Using eth0").replace("NCCL_PROTO set", "Set")
+    assert set(_read(tmp_path, ring_ll=free)[""].source) == {"default", "ring_ll"}
 
 
 def test_what_is_not_one_algorithm_is_left_out(tmp_path: Path) -> None:
