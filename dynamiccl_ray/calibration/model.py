@@ -132,6 +132,8 @@ def corrections(machine: Machine, curves: Sequence[RatioCurve], variants: dict[s
 
 # Runs that differ by more than this where both were measured, in the median of logs, are not repeats of each other.
 _SAME: Final = 0.1
+_Run = dict[tuple[object, ...], list[tuple[float, float]]]
+"""Setting and scale -> logs of sizes and of times."""
 
 
 def variants_of(machine: Machine) -> dict[str, str]:
@@ -141,7 +143,7 @@ def variants_of(machine: Machine) -> dict[str, str]:
     compared wherever one has a size within the range of the other, under one setting at one scale; runs that share
     nothing are taken to agree.
     """
-    runs: dict[str, dict[tuple[object, ...], list[tuple[float, float]]]] = {}
+    runs: dict[str, _Run] = {}
     for source, size, time, *key in zip(
         machine.source.tolist(),
         np.log2(machine.nbytes).tolist(),
@@ -154,18 +156,23 @@ def variants_of(machine: Machine) -> dict[str, str]:
     ):
         runs.setdefault(source, {}).setdefault(tuple(key), []).append((size, time))
     same_as: dict[str, str] = {}
+    # Of each variant all that its sources measured: logs have one setting each, and the first knows nothing of others'.
+    variants: dict[str, _Run] = {}
     for source in sorted(runs):
-        same_as[source] = source
-        for other in sorted(set(same_as.values()) - {source}):
-            gaps = [
-                gap
-                for key in runs[source].keys() & runs[other].keys()
-                for gap in _gaps(runs[source][key], runs[other][key]) + _gaps(runs[other][key], runs[source][key])
-            ]
-            if not gaps or float(np.median(gaps)) < _SAME:
-                same_as[source] = other
-                break
+        same_as[source] = next((v for v, known in variants.items() if _agree(runs[source], known)), source)
+        variant = variants.setdefault(same_as[source], {})
+        for setting, measured in runs[source].items():
+            variant.setdefault(setting, []).extend(measured)
     return same_as
+
+
+def _agree(ours: _Run, theirs: _Run) -> bool:
+    gaps = [
+        gap
+        for key in ours.keys() & theirs.keys()
+        for gap in _gaps(ours[key], theirs[key]) + _gaps(theirs[key], ours[key])
+    ]
+    return not gaps or float(np.median(gaps)) < _SAME
 
 
 def _gaps(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> list[float]:

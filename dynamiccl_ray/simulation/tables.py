@@ -108,10 +108,13 @@ def _tables(machine: Machine, horizon: int, left_out: Counter[str]) -> list[Tabl
         return _table(machine, "", every, sessions, horizon, left_out)
     variants = variants_of(machine)
     found = []
+    apart = {size for size, of in every.items() if len(of) >= LEAST_OPTIONS}
     for variant in dict.fromkeys(variants.values()):
-        every = _pooled(of for source, of in by_source.items() if variants[source] == variant)
+        theirs = _pooled(of for source, of in by_source.items() if variants[source] == variant)
+        apart -= {size for size, of in theirs.items() if len(of) >= LEAST_OPTIONS}
         said = f", {variant}" if len(set(variants.values())) > 1 else ""
-        found += _table(machine, said, every, [], horizon, left_out)
+        found += _table(machine, said, theirs, [], horizon, left_out)
+    left_out[f"sizes with {LEAST_OPTIONS} options only if sources that do not agree are taken together"] += len(apart)
     return found
 
 
@@ -198,8 +201,7 @@ def _sessions(by_source: dict[str, _Sizes]) -> list[_Sizes]:
         for size in both[0].keys() & both[1].keys():
             options = both[0][size].keys() & both[1][size].keys()
             fastest = {_fastest(of[size]) for of in both}
-            own_is_lost = _OWN not in options and any(_OWN in of[size] for of in both)
-            if len(options) >= LEAST_OPTIONS and fastest <= options and not own_is_lost:
+            if len(options) >= LEAST_OPTIONS and fastest <= options:
                 shared[size] = options
         if any(_OWN in options for options in shared.values()):
             shared = {size: options for size, options in shared.items() if _OWN in options}

@@ -92,6 +92,46 @@ def test_what_a_second_session_lacks_is_counted(tmp_path: Path) -> None:
     assert (table.sessions, left_out) == (2, {"options that a second session lacks": 1})
 
 
+def test_what_is_known_of_nccls_own_choice_goes_before_a_second_session(tmp_path: Path) -> None:
+    forced = [*_four(1024)[1:], ("Ring", "Simple", "", 1024, 35.0)]
+    _rows(tmp_path / "lost.csv", _four(1024)[0], *forced)
+    _rows(tmp_path / "lost.csv", *forced, source="b")
+    for source in ("a", "b"):
+        without = [(a, p, c, 2048, us) for a, p, c, _, us in forced]
+        _rows(tmp_path / "some.csv", *_four(1024), *without, source=source)
+    (lost, some), left_out = _found(tmp_path)
+    assert (lost.sessions, lost.default_known) == (1, True)
+    assert (some.sessions, some.default_known, some.scenario.nbytes.tolist()) == (2, True, [1024])
+    assert sum(left_out.values()) == 1
+
+
+def test_options_of_sources_that_do_not_agree_are_not_taken_together(tmp_path: Path) -> None:
+    _rows(tmp_path / "mine.csv", *_four(1024)[:3])
+    _rows(tmp_path / "mine.csv", *_four(1024, 2.0)[2:], source="b")
+    found, left_out = _found(tmp_path)
+    assert not found
+    assert left_out["sizes with 4 options only if sources that do not agree are taken together"] == 1
+
+
+def test_logs_of_two_sessions_are_not_mixed(tmp_path: Path) -> None:
+    """Each is a source with one setting."""
+    for session, factor in (("x", 1.0), ("y", 1.5)):
+        for row in _four(1024, factor):
+            _rows(tmp_path / "mine.csv", row, source=f"{row[0]}-{row[1]}-{session}")
+    x, y = _found(tmp_path)[0]
+    assert np.array_equal(x.scenario.flat_us * 1.5, y.scenario.flat_us, equal_nan=True)
+    assert x.scenario.valid.sum() == len(FOUR)
+
+
+def test_a_source_is_compared_with_all_that_agree_so_far(tmp_path: Path) -> None:
+    """The first measured other sizes."""
+    _rows(tmp_path / "mine.csv", *_four(1024))
+    _rows(tmp_path / "mine.csv", *_four(4096, 2.0), source="b")
+    _rows(tmp_path / "mine.csv", ("default", "default", "", 4096, 600.0), source="c")
+    (table,), _ = _found(tmp_path)
+    assert table.scenario.default_us.tolist() == [[30.0, 60.0]]
+
+
 def test_sources_that_do_not_agree_are_tables_of_their_own(tmp_path: Path) -> None:
     _rows(tmp_path / "mine.csv", *_four(1024))
     _rows(tmp_path / "mine.csv", ("default", "default", "", 1024, 240.0), source="without-p2p")
