@@ -52,6 +52,7 @@ struct writer {
     pthread_t thread;
     struct dcc_segment *seg;
     uint64_t total, per_s, refused;
+    _Atomic int over;
 };
 
 static void *write_paced(void *argument) {
@@ -65,6 +66,7 @@ static void *write_paced(void *argument) {
         record.dseq = i;
         w->refused += !dcc_ring_push(w->seg, &record);
     }
+    atomic_store(&w->over, 1);
     return NULL;
 }
 
@@ -78,6 +80,12 @@ void *dcc_bench_start(struct dcc_segment *seg, uint64_t total, uint64_t per_s) {
         return NULL;
     }
     return w;
+}
+
+/* Whether the writer has written all. */
+int dcc_bench_over(void *writer) {
+    struct writer *w = writer;
+    return atomic_load(&w->over);
 }
 
 /* Waits for the writer and returns how many records a full ring refused. */
