@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,8 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from dynamiccl_ray.cli.app import app
 from dynamiccl_ray.cli.output import directory_for
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.static.blocks import entry_text, read_blocks
 
@@ -30,6 +34,13 @@ def _run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         env={**os.environ, **env},
     )
+
+
+def _here(*arguments: str) -> str:
+    """What a command prints, without a process of its own."""
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def _yaml(path: Path, **changes: Any) -> Path:
@@ -58,34 +69,40 @@ def _yaml(path: Path, **changes: Any) -> Path:
         ({"mode": "fast"}, "mode = 'fast'"),
     ],
 )
-def test_a_bad_experiment_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    done = _run("online", str(_yaml(tmp_path / "x.yaml", **changes)), "--serial", "--out", str(tmp_path / "run"))
+def test_a_bad_experiment_says_what_is_wrong(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+    words = ["online", str(_yaml(tmp_path / "x.yaml", **changes)), "--serial", "--out", str(tmp_path / "run")]
+    with pytest.raises(ConfigError) as said:
+        _here(*words)
+    assert says in str(said.value)
+    assert "\n" not in str(said.value)
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    done = _run("online", str(_yaml(tmp_path / "x.yaml", seed=-1)), "--serial", "--out", str(tmp_path / "run"))
     assert done.returncode == 2
     assert done.stdout == ""
     lines = [line for line in done.stderr.splitlines() if "Warning" not in line and line.strip()]
     assert len(lines) == 1, done.stderr
     assert lines[0].startswith("error: ")
-    assert says in lines[0]
+    assert "seed = -1" in lines[0]
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "name: [", ""])
 def test_what_is_no_experiment_is_said_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(text)
-    done = _run("online", str(path))
-    assert done.returncode == 2
-    assert str(path) in done.stderr
-    missing = _run("online", str(tmp_path / "none.yaml"))
-    assert missing.returncode == 2
-    assert "cannot read the experiment" in missing.stderr
+    with pytest.raises(ConfigError, match=re.escape(str(path))):
+        _here("online", str(path))
+    with pytest.raises(ConfigError, match="cannot read the experiment"):
+        _here("online", str(tmp_path / "none.yaml"))
 
 
 @pytest.mark.parametrize("command", [("online", "online/p5en-16nodes.yaml"), ("train", "curricula/default.yaml")])
 def test_a_term_that_is_not_there_cannot_be_left_out(tmp_path: Path, command: tuple[str, str]) -> None:
     path = str(ROOT / "experiments" / command[1])
-    done = _run(command[0], path, "--without", "sm", "--without", "speed", "--out", str(tmp_path / "run"))
-    assert done.returncode == 2
-    assert "error: --without speed: the reward has no such term; give one of iteration, switch," in done.stderr
+    says = "--without speed: the reward has no such term; give one of iteration, switch,"
+    with pytest.raises(ConfigError, match=says):
+        _here(command[0], path, "--without", "sm", "--without", "speed", "--out", str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -100,21 +117,19 @@ def test_a_serial_run_reports_explains_and_speaks_json(tmp_path: Path) -> None:
     assert {"keys", "geomean_vs_oracle", "gap_closed", "epochs", "collectives", "detection_delay", "switches",
             "agreement_violations", "dropped_records"} <= summary.keys()  # fmt: skip
     assert Path(summary["report"]).exists()
-    explained = json.loads(_run("explain", str(run), "--json").stdout)
+    explained = json.loads(_here("explain", str(run), "--json"))
     keys = explained["communicators"][0]["keys"]
     assert len(keys) == 35
     assert all(k["measured"] for k in keys)
-    table = _run("explain", str(run), "--key", "16KiB").stdout
-    assert "in force" in table
-    assert _run("explain", str(tmp_path)).returncode == 2
+    assert "in force" in _here("explain", str(run), "--key", "16KiB")
+    with pytest.raises(ConfigError):
+        _here("explain", str(tmp_path))
     _exports(run, tmp_path, {k["key"]: k["in_force"] for k in keys})
 
 
 def _exports(run: Path, tmp_path: Path, in_force: dict[str, str]) -> None:
     table = tmp_path / "table"
-    done = _run("export", str(run), "--all", "--out", str(table), "--json")
-    assert done.returncode == 0, done.stderr
-    (about,) = json.loads(done.stdout)["communicators"]
+    (about,) = json.loads(_here("export", str(run), "--all", "--out", str(table), "--json"))["communicators"]
     (block,) = read_blocks(table)
     assert (block.ranks, block.nodes, block.name, block.digest) == (64, 8, "world", about["digest"])
     said = {key_name(key): entry_text(block.entries[key]) for key in np.flatnonzero(block.entries["set"]).tolist()}
@@ -123,9 +138,9 @@ def _exports(run: Path, tmp_path: Path, in_force: dict[str, str]) -> None:
 
 
 def test_plugin_path_and_env_name_what_is_there() -> None:
-    path = json.loads(_run("plugin", "path", "--json").stdout)["path"]
+    path = json.loads(_here("plugin", "path", "--json"))["path"]
     assert Path(path).exists()
-    lines = _run("plugin", "env", "--job", "j1").stdout.splitlines()
+    lines = _here("plugin", "env", "--job", "j1").splitlines()
     assert lines == [
         f"export NCCL_TUNER_PLUGIN={path}",
         f"export NCCL_PROFILER_PLUGIN={path}",
@@ -133,22 +148,23 @@ def test_plugin_path_and_env_name_what_is_there() -> None:
     ]
 
 
-def _check(name: str, **env: str) -> dict[str, Any]:
-    checks = json.loads(_run("doctor", "--json", **env).stdout)["checks"]
-    return next(c for c in checks if c["name"] == name)
+def _checks(**env: str) -> dict[str, dict[str, Any]]:
+    """What the doctor finds, by name."""
+    return {of["name"]: of for of in json.loads(_run("doctor", "--json", **env).stdout)["checks"]}
 
 
 def test_doctor_finds_what_is_wrong_and_names_the_fix(tmp_path: Path) -> None:
-    assert _check("plugin")["status"] == "ok"
-    assert _check("NCCL_ALGO", NCCL_ALGO="Ring")["status"] == "warn"
-    assert "unset NCCL_ALGO" in _check("NCCL_ALGO", NCCL_ALGO="Ring")["fix"]
-    half = _check("variables", NCCL_TUNER_PLUGIN="dynamiccl", NCCL_PROFILER_PLUGIN="")
-    assert half["status"] == "fail"
-    assert "plugin env" in half["fix"]
-    gone = _check("shared memory", DYNAMICCL_SHM_DIR=str(tmp_path / "none"))
-    assert gone["status"] == "fail"
     (tmp_path / "dynamiccl-old-1-0").write_bytes(b"\0" * 10)
-    assert "not a channel" in _check("segments", DYNAMICCL_SHM_DIR=str(tmp_path))["found"]
+    half = {"NCCL_TUNER_PLUGIN": "dynamiccl", "NCCL_PROFILER_PLUGIN": ""}
+    found = _checks(NCCL_ALGO="Ring", DYNAMICCL_SHM_DIR=str(tmp_path), **half)
+    assert found["plugin"]["status"] == "ok"
+    assert found["NCCL_ALGO"]["status"] == "warn"
+    assert "unset NCCL_ALGO" in found["NCCL_ALGO"]["fix"]
+    assert found["variables"]["status"] == "fail"
+    assert "plugin env" in found["variables"]["fix"]
+    assert "not a channel" in found["segments"]["found"]
+    gone = _checks(DYNAMICCL_SHM_DIR=str(tmp_path / "none"))["shared memory"]
+    assert gone["status"] == "fail"
     nothing = _run("doctor", DYNAMICCL_NATIVE_DIR=str(tmp_path))
     assert nothing.returncode == 1
     assert "make native" in nothing.stdout
@@ -156,13 +172,11 @@ def test_doctor_finds_what_is_wrong_and_names_the_fix(tmp_path: Path) -> None:
 
 def test_fabric_belief_writes_what_nccl_would_say(tmp_path: Path) -> None:
     data = ROOT / "tests" / "data" / "nccl_cost_model"
-    done = _run("fabric", "belief", "--cases", str(data / "cases.csv"), "--out", str(tmp_path), "--json")
-    assert done.returncode == 0, done.stderr
+    _here("fabric", "belief", "--cases", str(data / "cases.csv"), "--out", str(tmp_path), "--json")
     for name in ("latbw.csv", "choice.csv"):
         assert (tmp_path / name).read_text() == (data / name).read_text()
-    missing = _run("fabric", "belief", "--cases", "/nowhere.csv", "--out", str(tmp_path))
-    assert missing.returncode == 2
-    assert "/nowhere.csv" in missing.stderr
+    with pytest.raises((ConfigError, OSError), match="/nowhere.csv"):
+        _here("fabric", "belief", "--cases", "/nowhere.csv", "--out", str(tmp_path))
 
 
 def test_bench_channel_loses_nothing() -> None:
