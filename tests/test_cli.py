@@ -175,7 +175,7 @@ def test_fabric_belief_writes_what_nccl_would_say(tmp_path: Path) -> None:
     _here("fabric", "belief", "--cases", str(data / "cases.csv"), "--out", str(tmp_path), "--json")
     for name in ("latbw.csv", "choice.csv"):
         assert (tmp_path / name).read_text() == (data / name).read_text()
-    with pytest.raises((ConfigError, OSError), match="/nowhere.csv"):
+    with pytest.raises((ConfigError, OSError), match=r"/nowhere\.csv"):
         _here("fabric", "belief", "--cases", "/nowhere.csv", "--out", str(tmp_path))
 
 
