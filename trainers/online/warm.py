@@ -26,10 +26,12 @@ from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA
 _COLUMNS: Final = (
     *("unix_s", "comm", "ranks", "nodes", "name", "key", "phase", "action", "samples", "got_us", "own_us"),
 )
-# Of one run: decisions that are read, the last ones; bytes that they take in memory; files that hold them.
+# Of one run: decisions that are read, the last ones; bytes that they take in memory; files that hold them; keys of all
+# communicators, 3 KiB each once they are read.
 MOST_ROWS: Final = 2_000_000
 MOST_BYTES: Final = 1 << 29
 MOST_FILES: Final = 100_000
+MOST_KEYS: Final = 1 << 18
 MOST_NAME: Final = 256
 # Kinds of communicators that a message names.
 _SHOWN: Final = 4
@@ -77,9 +79,11 @@ def _run(directory: Path) -> tuple[float, list[Record]]:
         columns["phase"] = _numbered(table["phase"], {phase.name.lower(): phase.value for phase in Phase})
         columns["name"] = np.array(table["name"].to_pylist(), object)
         _check(columns)
+        order = np.argsort(columns["comm"], kind="stable")
+        edges = 1 + np.flatnonzero(np.diff(columns["comm"][order]))
+        comms = [_communicator(columns, rows) for rows in np.split(order, edges)]
     except DAMAGED as e:
         raise ConfigError(f"warm: {directory / 'decisions.parquet'}: damaged: {reason(e)}; leave it out") from None
-    comms = [_communicator(columns, np.flatnonzero(columns["comm"] == comm)) for comm in np.unique(columns["comm"])]
     return float(columns["unix_s"].max()), comms
 
 
@@ -145,6 +149,7 @@ def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
         raise ValueError("a communicator's name is none")
     valid = {
         "unix_s": (0, 1e11),
+        "comm": (0, 2.0**64),
         "ranks": (1, 1 << 22),
         "nodes": (1, 1 << 22),
         "key": (0, N_KEYS - 1),
@@ -160,13 +165,17 @@ def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
             wrong &= ~np.isnan(values)
         if wrong.any():
             raise ValueError(f"{name} is {values[wrong][0]:g}")
+    comm, key = columns["comm"], columns["key"].astype(np.int64)
+    keys = np.unique(np.unique(comm, return_inverse=True)[1] * N_KEYS + key)
+    if len(keys) > MOST_KEYS:
+        raise ValueError(f"it has {len(keys)} keys, more than the {MOST_KEYS} that are read")
 
 
 def _communicator(columns: dict[str, npt.NDArray[Any]], rows: Int64) -> Record:
     of = {name: column[rows] for name, column in columns.items()}
     if len(set(zip(of["ranks"].tolist(), of["nodes"].tolist(), of["name"].tolist(), strict=True))) > 1:
         # A communicator keeps its shape; whoever wrote this did not.
-        raise ConfigError(f"warm: communicator {of['comm'][0]:x} has several shapes; leave that directory out")
+        raise ValueError(f"communicator {of['comm'][0]:x} has several shapes")
     key = of["key"].astype(np.int64)
     return record(
         int(of["ranks"][0]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,12 @@ def _with(name: str, value: Any) -> Callable[[Path], None]:
     return _changed(change)
 
 
+def _reshaped(table: pa.Table) -> pa.Table:
+    """The last decision is of fewer ranks."""
+    ranks = pa.array([16] * (len(table) - 1) + [8], pa.int32())
+    return table.set_column(table.column_names.index("ranks"), "ranks", ranks)
+
+
 def _without_numbers(table: pa.Table) -> pa.Table:
     return table.drop_columns(["key"]).append_column("key", pa.array(["x"] * len(table)))
 
@@ -141,6 +148,8 @@ def _without_numbers(table: pa.Table) -> pa.Table:
         ("ranks is 0", _with("ranks", 0)),
         ("key is -1", _with("key", -1)),
         ("key is nan", _with("key", None)),
+        ("comm is nan", _with("comm", None)),
+        ("communicator 7 has several shapes", _changed(_reshaped)),
         ("got_us is inf", _with("got_us", np.inf)),
         ("samples is -1", _with("samples", -1)),
         ("'__import__' is unknown", _with("action", "__import__")),
@@ -163,6 +172,21 @@ def test_more_than_a_run_writes_is_not_read(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(warm, "MOST_ROWS", 1)
     with pytest.raises(ConfigError, match="2 rows"):
         read_earlier([run])
+    monkeypatch.undo()
+    monkeypatch.setattr(warm, "MOST_KEYS", 0)
+    with pytest.raises(ConfigError, match="1 keys, more than the 0 that are read"):
+        read_earlier([run])
+
+
+def test_each_communicator_has_a_record_of_its_own_whatever_comes_between_its_decisions(tmp_path: Path) -> None:
+    epochs = [replace(_epoch((int(flat_action(PAIR, 0, 0)), got, 100.0, Phase.LEARN)), comm=comm, name=f"dp{comm}")
+              for got in (80.0, 80.2) for comm in (9, 2**64 - 1, 7)]  # fmt: skip
+    with Recorder(tmp_path, "run", 0) as recorder:
+        for number, epoch in enumerate(epochs):
+            recorder.add(replace(epoch, number=number))
+    earlier = read_earlier([tmp_path])
+    assert earlier.recorded == [(16, 2, name) for name in ("dp7", "dp9", f"dp{2**64 - 1}")]
+    assert earlier.expected(16, 2, "dp9", [KEY])[0, PAIR, N_CHANNELS] == pytest.approx(np.log(0.801), abs=1e-5)
 
 
 def test_paths_are_relative_to_the_yaml_and_have_to_be_there(tmp_path: Path) -> None:
