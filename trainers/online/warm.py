@@ -33,6 +33,10 @@ MOST_BYTES: Final = 1 << 29
 MOST_FILES: Final = 100_000
 MOST_KEYS: Final = 1 << 18
 MOST_NAME: Final = 256
+# A short file may repeat a long text in every row: of these each different one is read once.
+_TEXTS: Final = ("name", "action")
+_TYPES: Final = {name: DECISION_SCHEMA.field(name).type for name in _COLUMNS}
+_READ_AS: Final = _TYPES | {name: pa.dictionary(pa.int32(), pa.string()) for name in _TEXTS}
 # Kinds of communicators that a message names.
 _SHOWN: Final = 4
 # Where no communicator of a run has fewer than one collective.
@@ -75,9 +79,10 @@ def _run(directory: Path) -> tuple[float, list[Record]]:
     try:
         columns = {name: table[name].to_numpy() for name in _COLUMNS if name not in ("name", "phase", "action")}
         flat = {action_of(action).name: action for action in range(N_ACTIONS)}
-        columns["action"] = _numbered(table["action"], flat)
-        columns["phase"] = _numbered(table["phase"], {phase.name.lower(): phase.value for phase in Phase})
-        columns["name"] = np.array(table["name"].to_pylist(), object)
+        columns["action"] = _numbered(table, "action", flat)
+        columns["phase"] = _numbered(table, "phase", {phase.name.lower(): phase.value for phase in Phase})
+        names, at = _encoded(table, "name")
+        columns["name"] = np.array(names, object)[at]
         _check(columns)
         order = np.argsort(columns["comm"], kind="stable")
         edges = 1 + np.flatnonzero(np.diff(columns["comm"][order]))
@@ -102,7 +107,7 @@ def _read(directory: Path) -> pa.Table | None:
         for path in reversed(files):
             if not path.is_file():
                 raise ValueError(f"{path.name} is no file")
-            file = pq.ParquetFile(path)
+            file = pq.ParquetFile(path, read_dictionary=_TEXTS)
             _check_version(path, file.schema_arrow)
             rows += file.metadata.num_rows
             groups = [file.metadata.row_group(n) for n in range(file.metadata.num_row_groups)]
@@ -122,31 +127,34 @@ def _read(directory: Path) -> pa.Table | None:
 
 def _check_version(path: Path, schema: pa.Schema) -> None:
     for name in _COLUMNS:
-        if name not in schema.names or schema.field(name).type != DECISION_SCHEMA.field(name).type:
+        if name not in schema.names or schema.field(name).type != _READ_AS[name]:
             raise ConfigError(
                 f"warm: {path}: written by another version of DynamICCL-Ray: no column {name!r} of type "
-                f"{DECISION_SCHEMA.field(name).type}; leave it out, or run it again"
+                f"{_TYPES[name]}; leave it out, or run it again"
             )
 
 
-def _numbered(column: pa.ChunkedArray, numbers: dict[str, int]) -> Int64:
+def _encoded(table: pa.Table, name: str) -> tuple[list[str], Int64]:
+    """The different values of a column, and which of them each row has. Raises ValueError where one has none."""
+    if table[name].null_count:
+        raise ValueError(f"a decision has no {name}")
+    one = table[name].unify_dictionaries().combine_chunks()
+    return one.dictionary.to_pylist(), one.indices.to_numpy().astype(np.int64)
+
+
+def _numbered(table: pa.Table, name: str, numbers: dict[str, int]) -> Int64:
     """The number of each value; a ValueError for one that has none."""
-    values = column.cast(pa.string()).dictionary_encode().combine_chunks()
-    # Of no rows pyarrow makes another array.
-    encoded = values if isinstance(values, pa.DictionaryArray) else values.chunk(0)
-    names = encoded.dictionary.to_pylist()
-    if unknown := [name for name in names if name not in numbers]:
+    values, at = _encoded(table, name)
+    if unknown := [value for value in values if value not in numbers]:
         raise ValueError(f"{short(repr(unknown[0]))} is unknown")
-    if encoded.null_count:
-        raise ValueError("a decision has no action, or no phase")
-    return np.asarray(np.array([numbers[name] for name in names], np.int64)[encoded.indices.to_numpy()])
+    return np.asarray(np.array([numbers[value] for value in values], np.int64)[at])
 
 
 def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
     """ValueError for what no run writes; a time that is not known is NaN."""
-    names = set(columns["name"].tolist())
-    if not all(isinstance(name, str) and len(name) <= MOST_NAME for name in names):
-        raise ValueError("a communicator's name is none")
+    longest = max(set(columns["name"].tolist()), key=len)
+    if len(longest) > MOST_NAME:
+        raise ValueError(f"a communicator's name has {len(longest)} characters, of at most {MOST_NAME}")
     valid = {
         "unix_s": (0, 1e11),
         "comm": (0, 2.0**64),

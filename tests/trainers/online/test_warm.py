@@ -154,7 +154,8 @@ def _without_numbers(table: pa.Table) -> pa.Table:
         ("samples is -1", _with("samples", -1)),
         ("'__import__' is unknown", _with("action", "__import__")),
         ("no action", _with("action", None)),
-        ("name is none", _with("name", "x" * 300)),
+        ("no name", _with("name", None)),
+        ("name has 300 characters, of at most 256", _with("name", "x" * 300)),
     ],
 )
 def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, said: str, harm: Callable[[Path], Any]) -> None:
@@ -165,6 +166,22 @@ def test_what_is_no_record_is_refused_in_one_line(tmp_path: Path, said: str, har
     assert said in str(e.value)
     assert str(run) in str(e.value)
     assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["name", "action"])
+def test_a_long_text_in_every_row_is_read_once(tmp_path: Path, name: str) -> None:
+    path = _run(tmp_path / "a") / "decisions.parquet" / "part-000000.parquet"
+    table = pq.read_table(path).take([0] * 200)
+    pq.write_table(table.set_column(table.column_names.index(name), name, [["x" * 200_000] * 200]), path)
+    assert path.stat().st_size < 1 << 20
+    pool, before = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        with pytest.raises(ConfigError, match="damaged"):
+            read_earlier([tmp_path / "a"])
+    finally:
+        pa.set_memory_pool(before)
+    assert pool.max_memory() < 8 << 20
 
 
 def test_more_than_a_run_writes_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
