@@ -115,6 +115,9 @@ class Earlier:
 
     def __init__(self, runs: Sequence[Sequence[Record]] = ()) -> None:
         self._records: Final = [(age, record) for age, of in enumerate(runs) for record in of]
+        # What ``expected`` and ``lead`` say of a key. A job may have hundreds of communicators of one shape, each of
+        # which all records of that shape are asked about.
+        self._known: Final[dict[tuple[int, int, str, int], tuple[Float32, Float32]]] = {}
 
     def expected(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
         """(N, N_PAIRS, N_CHANNELS + N_CHUNKS) mean log time ratios of keys (N,) as ``Keys.earlier``: of communicators
@@ -123,34 +126,14 @@ class Earlier:
         NaN where nothing was measured, or so badly that it says less than a record is believed; unless it is surely
         slower than NCCL's own choice.
         """
-        wanted = np.asarray(keys, np.int64)
-        shape = (len(wanted), N_PAIRS, N_CHANNELS + N_CHUNKS)
-        precision, total = np.zeros((2, *shape))
-        for age, of in self._of(ranks, nodes, name):
-            ratio, variance = _at(of, wanted)
-            # A run is off by what days differ by, an older one by that of every run since.
-            weight = 1 / (variance + (1 + age) * EARLIER_ERROR**2)
-            # What was measured badly says little; but how far behind it is does not matter of what surely is.
-            well = (variance <= EARLIER_ERROR**2) | (ratio > _SURELY * np.sqrt(variance))
-            known = np.isfinite(ratio) & well
-            precision += np.where(known, weight, 0.0)
-            total += np.where(known, weight * ratio, 0.0)
-        return np.where(precision > 0, total / np.maximum(precision, 1e-9), np.nan).astype(np.float32)
+        return self._told(ranks, nodes, name, keys)[0]
 
     def lead(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
         """(N,) by how much, as a log, the fastest action was ahead of NCCL's own choice in the newest run that has
         keys (N,), of such a communicator; 0 where none surely was. That may be known of actions that are too badly
         known for ``expected``.
         """
-        wanted = np.asarray(keys, np.int64)
-        lead = np.zeros(len(wanted), np.float32)
-        known = np.zeros(len(wanted), np.bool_)
-        for _, of in self._of(ranks, nodes, name):
-            ratio, variance = _at(of, wanted)
-            surely = np.where(ratio < -_SURELY * np.sqrt(variance), -ratio, 0.0).max((1, 2))
-            lead = np.where(known, lead, surely).astype(np.float32)
-            known |= np.isfinite(ratio).any((1, 2))
-        return lead
+        return self._told(ranks, nodes, name, keys)[1]
 
     def noise(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> Float32:
         """(N,) standard deviation of the log of one time of keys (N,), in the newest run of such a communicator that
@@ -171,10 +154,43 @@ class Earlier:
         """Ranks, nodes and name of each record's communicator."""
         return [(of.ranks, of.nodes, of.name) for _, of in self._records]
 
+    def _told(self, ranks: int, nodes: int, name: str, keys: ArrayLike) -> tuple[Float32, Float32]:
+        """``expected`` and ``lead`` of keys (N,)."""
+        wanted = np.asarray(keys, np.int64)
+        records = self._of(ranks, nodes, name)
+        if not records:
+            return _pooled(records, wanted)
+        places = [(ranks, nodes, name, key) for key in wanted.tolist()]
+        new = [place for place in dict.fromkeys(places) if place not in self._known]
+        said = _pooled(records, np.array([key for *_, key in new], np.int64))
+        self._known.update(zip(new, zip(*said, strict=True), strict=True))
+        expected, lead = zip(*(self._known[place] for place in places), strict=True)
+        return np.stack(expected), np.stack(lead)
+
     def _of(self, ranks: int, nodes: int, name: str) -> list[tuple[int, Record]]:
         """Records of such communicators and how many runs came after, the newest first."""
         alike = ((age, of) for age, of in self._records if (of.ranks, of.nodes) == (ranks, nodes))
         return [(age, of) for age, of in alike if not name or not of.name or name == of.name]
+
+
+def _pooled(records: Sequence[tuple[int, Record]], keys: Int64) -> tuple[Float32, Float32]:
+    """``Earlier.expected`` and ``Earlier.lead`` of keys (N,), by records of such communicators, the newest first."""
+    shape = (len(keys), N_PAIRS, N_CHANNELS + N_CHUNKS)
+    precision, total = np.zeros((2, *shape))
+    lead, has = np.zeros(len(keys), np.float32), np.zeros(len(keys), np.bool_)
+    for age, of in records:
+        ratio, variance = _at(of, keys)
+        # A run is off by what days differ by, an older one by that of every run since.
+        weight = 1 / (variance + (1 + age) * EARLIER_ERROR**2)
+        # What was measured badly says little; but how far behind it is does not matter of what surely is.
+        well = (variance <= EARLIER_ERROR**2) | (ratio > _SURELY * np.sqrt(variance))
+        known = np.isfinite(ratio) & well
+        precision += np.where(known, weight, 0.0)
+        total += np.where(known, weight * ratio, 0.0)
+        surely = np.where(ratio < -_SURELY * np.sqrt(variance), -ratio, 0.0).max((1, 2))
+        lead = np.where(has, lead, surely).astype(np.float32)
+        has |= np.isfinite(ratio).any((1, 2))
+    return np.where(precision > 0, total / np.maximum(precision, 1e-9), np.nan).astype(np.float32), lead
 
 
 def _at(of: Record, keys: Int64) -> tuple[Float64, Float64]:

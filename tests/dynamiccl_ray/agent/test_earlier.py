@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, flat_action
+from dynamiccl_ray.agent import earlier as module
 from dynamiccl_ray.agent import policy
-from dynamiccl_ray.agent.earlier import Decisions, Earlier, Record, record
+from dynamiccl_ray.agent.earlier import Decisions, Earlier, Record, _at, record
 from dynamiccl_ray.arrays import Float32
 from dynamiccl_ray.baselines.learned import learned
 from dynamiccl_ray.baselines.run import run
@@ -66,6 +67,24 @@ def test_only_communicators_of_the_same_shape_and_name_are_told() -> None:
     assert _said(earlier, MIB, name="dp") == _said(earlier, MIB) == [pytest.approx(-0.2)]
     others = [_said(earlier, MIB, ranks=8), _said(earlier, MIB, nodes=4), _said(earlier, MIB, name="tp")]
     assert np.isnan(others).all()
+
+
+def test_communicators_that_are_alike_are_told_the_same_and_records_are_looked_through_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = Earlier([[_record({MIB: -0.2}), _record({MIB: -0.3, 8 * MIB: -0.1})], [_record({8 * MIB: -0.3})]])
+    mib, eight = _said(earlier, MIB), _said(earlier, 8 * MIB)
+    assert mib == [pytest.approx(-0.25)]
+    lead = earlier.lead(16, 2, "", [_key(MIB), _key(8 * MIB)])
+    asked: list[int] = []
+    monkeypatch.setattr(module, "_at", lambda of, keys: [asked.extend(keys.tolist()), _at(of, keys)][1])
+    told = earlier.expected(16, 2, "", [_key(MIB)])
+    assert (_said(earlier, 8 * MIB, MIB), asked) == ([*eight, *mib], [])
+    assert earlier.lead(16, 2, "", [_key(MIB), _key(8 * MIB)]).tolist() == lead.tolist()
+    # A communicator may write into what it was told.
+    told[:] = 0
+    assert _said(earlier, MIB, 64, name="tp") == [*mib, pytest.approx(np.nan, nan_ok=True)]
+    assert asked == [_key(MIB), _key(64)] * 3
 
 
 def test_between_two_sizes_lies_a_line_and_far_from_them_nothing() -> None:
