@@ -19,7 +19,7 @@ from dynamiccl_ray.agent.observation import SIZE, part
 from dynamiccl_ray.agent.policy import ACTION_HEADS
 from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
-from dynamiccl_ray.trainers.online.recorder import EPISODE_SCHEMA, LAYOUT
+from dynamiccl_ray.trainers.online.recorder import EPISODE_SCHEMA, LAYOUT, distinct
 
 MOST_NUMBERS: Final = 1 << 26
 """Observed, of one run: of a longer one the last 45,000 decisions."""
@@ -59,7 +59,7 @@ _Columns = dict[str, npt.NDArray[Any]]
 def read_recorded(directories: Sequence[Path]) -> Recorded:
     """All that runs have learned from that wrote to these directories. Raises ConfigError for one that is no run's, is
     damaged, or was written by another version, and where none has learned anything."""
-    parts = [columns for directory in dict.fromkeys(directories) for columns in _run(directory)]
+    parts = [columns for directory in distinct(directories) for columns in _run(directory)]
     if not parts:
         raise ConfigError(
             f"{', '.join(map(str, directories))}: no episode in it: the policy learned nothing there; name a run that "

@@ -8,6 +8,7 @@ can be read.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
 from collections.abc import Sequence
@@ -300,6 +301,11 @@ class Recorder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def distinct(directories: Sequence[Path]) -> list[Path]:
+    """In their order, without what is another name of one of them."""
+    return [*{os.path.realpath(directory): directory for directory in directories}.values()]
 
 
 def read_samples(directory: Path) -> dict[str, npt.NDArray[Any]]:

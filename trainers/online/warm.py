@@ -21,7 +21,7 @@ from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
 from dynamiccl_ray.keys import N_KEYS
-from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA
+from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA, distinct
 
 _COLUMNS: Final = (
     *("unix_s", "comm", "ranks", "nodes", "name", "key", "phase", "action", "samples", "got_us", "own_us"),
@@ -46,7 +46,7 @@ _MOST_US: Final = 1e12
 def read_earlier(directories: Sequence[Path]) -> Earlier:
     """What runs have learned that wrote to these directories. Raises ConfigError for one that is no run's, is damaged,
     or was written by another version."""
-    runs = [_run(directory) for directory in dict.fromkeys(directories)]
+    runs = [_run(directory) for directory in distinct(directories)]
     return Earlier([records for _, records in sorted(runs, key=lambda run: -run[0])])
 
 

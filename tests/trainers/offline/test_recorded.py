@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ def made() -> list[Experience]:
 
 def test_what_was_recorded_is_read_again(tmp_path: Path, made: list[Experience]) -> None:
     first, second = recorded(tmp_path / "a", made[:3]), recorded(tmp_path / "b", made[3:])
-    of = read_recorded([first, second, first])
+    (tmp_path / "c").symlink_to(first)
+    of = read_recorded([first, second, first, tmp_path / "c", Path(os.path.relpath(second))])
     assert of.observations.shape == (4, 4, SIZE)
     assert of.valid.sum(1).tolist() == [3, 2, 3, 2]
     assert len(of) == 10

@@ -83,6 +83,12 @@ def test_the_newest_run_comes_first_in_whatever_order_they_are_named(tmp_path: P
     assert _said(old, new) == _said(new, old) > np.log(0.8 * 0.5) / 2
 
 
+def test_a_run_counts_once_whatever_it_is_called(tmp_path: Path) -> None:
+    old, new = _run(tmp_path / "old", 0.5), _run(tmp_path / "new", 0.8)
+    (tmp_path / "link").symlink_to(old)
+    assert _said(new, old, tmp_path / "link", tmp_path / "new" / ".." / "old") == _said(new, old)
+
+
 def test_a_run_that_decided_nothing_says_nothing(tmp_path: Path) -> None:
     with Recorder(tmp_path, "run", 0):
         pass
