@@ -19,7 +19,7 @@ from dynamiccl_ray.agent.observation import SIZE, part
 from dynamiccl_ray.agent.policy import ACTION_HEADS
 from dynamiccl_ray.arrays import Bool, Float32, Int64
 from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
-from dynamiccl_ray.trainers.online.recorder import EPISODE_SCHEMA, LAYOUT, distinct
+from dynamiccl_ray.trainers.online.recorder import EPISODE_SCHEMA, LAYOUT, distinct, part_files
 
 MOST_NUMBERS: Final = 1 << 26
 """Observed, of one run: of a longer one the last 45,000 decisions."""
@@ -79,13 +79,11 @@ def read_recorded(directories: Sequence[Path]) -> Recorded:
 
 def _run(directory: Path) -> Iterator[_Columns]:
     """Its files that have episodes, checked; as many of the last ones as are read."""
-    folder = directory / "episodes.parquet"
-    files = sorted(folder.glob("part-*.parquet"))
-    if not files:
-        raise ConfigError(
-            f"{directory}: no episodes.parquet in it; name the directory of a run of `dynamiccl online` (--out, "
-            "runs/NAME-TIME by default)"
-        )
+    try:
+        files = part_files(directory, "episodes.parquet")
+    except OSError as e:
+        table = short(str(directory / "episodes.parquet"))
+        raise ConfigError(f"{table}: cannot be read: {e.strerror}; leave that run out") from None
     numbers = 0
     kept: list[_Columns] = []
     for path in reversed(files):

@@ -27,6 +27,7 @@ from dynamiccl_ray.actors.status import WHY, Epoch
 from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.agent.reward import PRIMARY, TERMS, means
 from dynamiccl_ray.control.loop import Phase
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.trainers.online.ending import Disk
 
@@ -306,6 +307,22 @@ class Recorder:
 def distinct(directories: Sequence[Path]) -> list[Path]:
     """In their order, without what is another name of one of them."""
     return [*{os.path.realpath(directory): directory for directory in directories}.values()]
+
+
+def part_files(directory: Path, name: str) -> list[Path]:
+    """Of the table ``name`` of a run, in the order in which they were written. Raises ConfigError for what is no run's
+    directory, or has recorded nothing yet, and OSError for one that cannot be read."""
+    table = directory / name
+    try:
+        files = [path for path in table.iterdir() if path.match("part-*.parquet")]
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{directory}: no {name} in it; name the directory of a run of `dynamiccl online` (--out, runs/NAME-TIME "
+            "by default)"
+        ) from None
+    if not files:
+        raise ConfigError(f"{directory}: {name} is empty: that run has recorded nothing yet; leave it out")
+    return sorted(files, key=lambda path: (len(path.name), path.name))
 
 
 def read_samples(directory: Path) -> dict[str, npt.NDArray[Any]]:

@@ -21,8 +21,9 @@ from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.control.loop import Phase
 from dynamiccl_ray.errors import DAMAGED, ConfigError, reason, short
 from dynamiccl_ray.keys import N_KEYS
-from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA, distinct
+from dynamiccl_ray.trainers.online.recorder import DECISION_SCHEMA, distinct, part_files
 
+_TABLE: Final = "decisions.parquet"
 _COLUMNS: Final = (
     *("unix_s", "comm", "ranks", "nodes", "name", "key", "phase", "action", "samples", "got_us", "own_us"),
 )
@@ -88,20 +89,14 @@ def _run(directory: Path) -> tuple[float, list[Record]]:
         edges = 1 + np.flatnonzero(np.diff(columns["comm"][order]))
         comms = [_communicator(columns, rows) for rows in np.split(order, edges)]
     except DAMAGED as e:
-        raise ConfigError(f"warm: {directory / 'decisions.parquet'}: damaged: {reason(e)}; leave it out") from None
+        raise ConfigError(f"warm: {directory / _TABLE}: damaged: {reason(e)}; leave it out") from None
     return float(columns["unix_s"].max()), comms
 
 
 def _read(directory: Path) -> pa.Table | None:
     """The last decisions of a run; None of a run that made none."""
-    folder = directory / "decisions.parquet"
     try:
-        files = sorted(folder.glob("part-*.parquet"))[-MOST_FILES:]
-        if not files:
-            raise ConfigError(
-                f"warm: {directory}: no decisions.parquet in it; name the directory of an earlier run of "
-                "`dynamiccl online` (--out, runs/NAME-TIME by default)"
-            )
+        files = part_files(directory, _TABLE)[-MOST_FILES:]
         tables: list[pa.Table] = []
         rows = nbytes = 0
         for path in reversed(files):
@@ -117,10 +112,10 @@ def _read(directory: Path) -> pa.Table | None:
             if rows > MOST_ROWS or nbytes > MOST_BYTES:
                 raise ValueError(f"{path.name} has {rows} rows in {nbytes} bytes, more than a run writes to a file")
             tables.append(file.read(columns=list(_COLUMNS)))
-    except ConfigError:
-        raise
+    except ConfigError as e:
+        raise ConfigError(f"warm: {e}") from None
     except DAMAGED as e:
-        raise ConfigError(f"warm: {folder}: damaged: {reason(e)}; leave it out") from None
+        raise ConfigError(f"warm: {directory / _TABLE}: damaged: {reason(e)}; leave it out") from None
     table = pa.concat_tables(tables[::-1])
     return table if len(table) else None
 
@@ -129,7 +124,7 @@ def _check_version(path: Path, schema: pa.Schema) -> None:
     for name in _COLUMNS:
         if name not in schema.names or schema.field(name).type != _READ_AS[name]:
             raise ConfigError(
-                f"warm: {path}: written by another version of DynamICCL-Ray: no column {name!r} of type "
+                f"{path}: written by another version of DynamICCL-Ray: no column {name!r} of type "
                 f"{_TYPES[name]}; leave it out, or run it again"
             )
 

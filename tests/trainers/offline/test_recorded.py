@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ def test_what_was_recorded_is_read_again(tmp_path: Path, made: list[Experience])
         np.testing.assert_array_equal(of.log_probs[row, :n], said.log_probs)
         np.testing.assert_array_equal(of.rewards[row, :n], said.rewards)
         assert not of.observations[row, n + 1 :].any()
+
+
+def _one_file(path: Path) -> None:
+    """The table is no directory."""
+    shutil.move(path, path.parent.parent / "one")
+    path.parent.rmdir()
+    shutil.move(path.parent.parent / "one", path.parent)
 
 
 def _changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
@@ -83,7 +91,9 @@ def _ruled_out(path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "harm"),
     [
-        ("no episodes.parquet in it; name the directory of a run", Path.unlink),
+        ("no episodes.parquet in it; name the directory of a run", lambda path: shutil.rmtree(path.parent)),
+        ("episodes.parquet is empty: that run has recorded nothing yet", Path.unlink),
+        ("episodes.parquet: cannot be read: Not a directory", _one_file),
         ("damaged", lambda path: path.write_bytes(path.read_bytes()[:-20])),
         ("damaged", lambda path: path.write_bytes(b"PAR1")),
         ("another version of DynamICCL-Ray: its layout is '0: 9'", _of(LAYOUT.replace(LAYOUT, "0: 9"))),

@@ -26,7 +26,7 @@ from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online import recorder as recording
 from dynamiccl_ray.trainers.online import summary
 from dynamiccl_ray.trainers.online.ending import Disk, Ending
-from dynamiccl_ray.trainers.online.recorder import Recorder, read_rewards, read_samples
+from dynamiccl_ray.trainers.online.recorder import Recorder, part_files, read_rewards, read_samples
 
 
 def epoch(number: int, n: int = 5, phase: Phase = Phase.LEARN) -> Epoch:
@@ -100,6 +100,13 @@ def test_episodes_are_in_the_same_files_as_what_was_measured_meanwhile(tmp_path:
     assert [len(of) for of in table["observation"].to_pylist()] == [4 * SIZE, 2 * SIZE, 4 * SIZE]
     assert table["chunk"].to_pylist() == [[2, 5, 8], [2], [2, 5, 8]]
     assert len(list((tmp_path / "episodes.parquet").glob("part-*.parquet"))) == 2
+
+
+def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
+    (tmp_path / "table").mkdir()
+    for name in ("part-1000000.parquet", "part-000002.parquet", "part-999999.parquet", ".unfinished", "note.txt"):
+        (tmp_path / "table" / name).touch()
+    assert [path.stem[5:] for path in part_files(tmp_path, "table")] == ["000002", "999999", "1000000"]
 
 
 def test_episodes_that_wait_take_a_bounded_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

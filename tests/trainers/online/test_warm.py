@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -117,6 +118,13 @@ def test_it_is_said_once(tmp_path: Path, job: str) -> None:
     assert said == []
 
 
+def _one_file(path: Path) -> None:
+    """The table is no directory."""
+    shutil.move(path, path.parent.parent / "one")
+    path.parent.rmdir()
+    shutil.move(path.parent.parent / "one", path.parent)
+
+
 def _changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
     return lambda path: pq.write_table(change(pq.read_table(path)), path)
 
@@ -143,7 +151,9 @@ def _without_numbers(table: pa.Table) -> pa.Table:
 @pytest.mark.parametrize(
     ("said", "harm"),
     [
-        ("no decisions.parquet in it", Path.unlink),
+        ("no decisions.parquet in it; name the directory of a run", lambda path: shutil.rmtree(path.parent)),
+        ("decisions.parquet is empty: that run has recorded nothing yet", Path.unlink),
+        ("decisions.parquet: damaged: [Errno 20] Not a directory", _one_file),
         ("damaged", lambda path: path.write_bytes(path.read_bytes()[:-20])),
         ("damaged", lambda path: path.write_bytes(b"PAR1")),
         ("another version", _changed(lambda table: table.drop_columns(["ranks"]))),
