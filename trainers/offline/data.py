@@ -42,7 +42,8 @@ class RecordedData(OfflineData):  # type: ignore[misc]
         return net
 
     def sample(self, num_samples: int, **_: Any) -> MultiAgentBatch:
-        """A training batch of E sequences; the learner cuts minibatches of ``num_samples`` steps between them.
+        """A training batch of E sequences; the learner cuts minibatches of ``num_samples`` steps between them, one
+        sequence at least.
 
         Advantages are by the values that the learner's policy has now.
         """
@@ -63,7 +64,8 @@ class RecordedData(OfflineData):  # type: ignore[misc]
             Columns.LOSS_MASK: of.valid,
             # As in StackEpisodes.
             Columns.ACTION_DIST_INPUTS: np.zeros((count, length, 1), np.float32),
-            Columns.SEQ_LENS: np.full(count, length),
+            # By these RLlib counts how many sequences make a minibatch: of the longest, one.
+            Columns.SEQ_LENS: np.full(count, min(length, num_samples - 1)),
             Postprocessing.ADVANTAGES: normal,
             Postprocessing.VALUE_TARGETS: targets,
         }

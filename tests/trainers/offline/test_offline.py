@@ -101,6 +101,16 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(
     assert all(torch.equal(first[name], again[name]) for name in first) == (seed == 0)
 
 
+@pytest.mark.parametrize(("count", "decisions"), [(2, 40), (49, 32)])
+def test_a_sequence_may_be_as_long_as_a_minibatch_and_longer(
+    tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch, count: int, decisions: int
+) -> None:
+    monkeypatch.setattr(training, "PASSES", 1)
+    run = recorded(tmp_path / "run", episodes(policy.load(start), _reward, count=count, decisions=decisions))
+    summary = run_offline([run], tmp_path / "out", method=Method.BC, start=start)
+    assert summary["after"]["log_prob"] > summary["before"]["log_prob"]
+
+
 def test_from_a_recorded_run_to_a_policy_that_the_next_one_starts_from(
     tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
