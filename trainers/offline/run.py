@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from dynamiccl_ray.agent import policy
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.trainers.offline import Method
 from dynamiccl_ray.trainers.offline.data import AT_ONCE, RecordedData, initial
 from dynamiccl_ray.trainers.offline.learning import PASSES, offline_config
@@ -35,9 +37,11 @@ def run_offline(
 
     ``out`` gets policy.pt, too. The same runs, policy and seed give the same weights. ``log_prob`` is the mean of what
     was recorded under the policy, ``better`` that of the half with the greater rewards; both before and after. Raises
-    ConfigError for a policy or a run that cannot be read.
+    ConfigError for a policy or a run that cannot be read, and where ``out`` is one of the runs.
     """
     policy.load(start)
+    if os.path.realpath(out) in map(os.path.realpath, runs):
+        raise ConfigError(f"--out {out} is one of the runs that are learned from, and has its summary; name another")
     out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     algorithm = offline_config(method, runs, start, seed).build_algo()
@@ -49,8 +53,8 @@ def run_offline(
         for number in range(1, PASSES + 1):
             algorithm.train()
             progress({**about, "pass": number, "passes": PASSES, **likelihood(net, recorded)})
-        policy.save(net, out / POLICY)
         after = likelihood(net, recorded)
+        policy.save(net, out / POLICY)
     finally:
         algorithm.stop()
     summary = {

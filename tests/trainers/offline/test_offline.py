@@ -18,6 +18,7 @@ from dynamiccl_ray.agent import policy
 from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.cli.app import app
 from dynamiccl_ray.config.experiment import DEFAULT_POLICY, Stop
+from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.trainers.offline import Method, learning
 from dynamiccl_ray.trainers.offline import run as training
 from dynamiccl_ray.trainers.offline.data import initial
@@ -109,6 +110,13 @@ def test_a_sequence_may_be_as_long_as_a_minibatch_and_longer(
     run = recorded(tmp_path / "run", episodes(policy.load(start), _reward, count=count, decisions=decisions))
     summary = run_offline([run], tmp_path / "out", method=Method.BC, start=start)
     assert summary["after"]["log_prob"] > summary["before"]["log_prob"]
+
+
+def test_a_run_that_is_learned_from_keeps_its_summary(tmp_path: Path, run: Path, start: Path) -> None:
+    (tmp_path / "run").symlink_to(run)
+    with pytest.raises(ConfigError, match="is one of the runs that are learned from, and has its summary; name anoth"):
+        run_offline([run], tmp_path / "run", method=Method.BC, start=start)
+    assert not (run / "policy.pt").exists()
 
 
 def test_from_a_recorded_run_to_a_policy_that_the_next_one_starts_from(
