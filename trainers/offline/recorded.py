@@ -151,6 +151,8 @@ def _checked(table: pa.Table) -> _Columns:
             raise ValueError(f"{name} is {outside[0]:g}, of {least:g} to {most:g}")
     last = np.cumsum(decisions + 1) - 1
     before = np.delete(columns["observation"].reshape(-1, SIZE), last, axis=0)
+    if (heat := part(before, "heat").min(initial=0)) < 0:
+        raise ValueError(f"heat is {heat:g}, of at least 0")
     pair, channels, chunk = (columns[name] for name in _HEADS)
     of_pair = np.arange(len(pair)), pair
     may = part(before, "pairs")[of_pair][:, 0] > 0

@@ -109,6 +109,7 @@ def _ruled_out(path: Path) -> None:
         ("log_prob is -inf", _with("log_prob", -np.inf)),
         ("log_prob is 1, of -50", _with("log_prob", 1.0)),
         ("reward is inf", _with("reward", np.inf)),
+        ("heat is -1, of at least 0", _with("observation", -1.0, SIZE - 1)),
         ("an action was drawn that was ruled out", _ruled_out),
     ],
 )
