@@ -171,6 +171,8 @@ def load(path: Path) -> PolicyNetwork:
             raise ValueError(f"experts is {experts!r}, of 1 to {MOST_EXPERTS}")
         net = PolicyNetwork(hidden, experts)
         net.load_state_dict(saved["weights"])
+        if not all(torch.isfinite(weights).all() for weights in net.parameters()):
+            raise ValueError("a weight is not a number")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; name a policy that `dynamiccl train` wrote") from None
     except DAMAGED as e:

@@ -91,6 +91,15 @@ def test_an_empty_file_is_said_to_end(tmp_path: Path) -> None:
         policy.load(tmp_path / "policy.pt")
 
 
+def test_a_policy_whose_weights_are_no_numbers_is_refused(tmp_path: Path) -> None:
+    net = policy.PolicyNetwork(4)
+    with torch.no_grad():
+        net.pair_names[3] = torch.nan
+    policy.save(net, tmp_path / "policy.pt")
+    with pytest.raises(ConfigError, match="holds no policy of this version: a weight is not a number"):
+        policy.load(tmp_path / "policy.pt")
+
+
 def test_a_policy_of_any_size_is_not_made_room_for(tmp_path: Path) -> None:
     torch.save({"hidden": 10**9, "experts": 4, "weights": {}}, tmp_path / "policy.pt")
     with pytest.raises(ConfigError, match="hidden is 1000000000, of 1 to 4096"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,8 @@ def run_offline(
             algorithm.train()
             progress({**about, "pass": number, "passes": PASSES, **likelihood(net, recorded)})
         after = likelihood(net, recorded)
+        if not math.isfinite(after["log_prob"]):
+            raise ConfigError(f"{start}: its weights are too large to learn from it; name another policy")
         policy.save(net, out / POLICY)
     finally:
         algorithm.stop()

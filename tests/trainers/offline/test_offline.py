@@ -119,6 +119,21 @@ def test_a_run_that_is_learned_from_keeps_its_summary(tmp_path: Path, run: Path,
     assert not (run / "policy.pt").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*encountered")
+def test_a_policy_from_which_nothing_can_be_learned_is_said_to_be_none(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "PASSES", 1)
+    net = policy.PolicyNetwork(8)
+    with torch.no_grad():
+        for weights in net.parameters():
+            weights.fill_(1e38)
+    policy.save(net, tmp_path / "huge.pt")
+    with pytest.raises(ConfigError, match=r"huge\.pt: its weights are too large to learn from it; name another"):
+        run_offline([run], tmp_path / "out", method=Method.PPO, start=tmp_path / "huge.pt")
+    assert not (tmp_path / "out" / "policy.pt").exists()
+
+
 def test_from_a_recorded_run_to_a_policy_that_the_next_one_starts_from(
     tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
