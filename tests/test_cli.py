@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.table import Table
 from typer.testing import CliRunner
 
 from dynamiccl_ray.cli.app import app
-from dynamiccl_ray.cli.output import directory_for
+from dynamiccl_ray.cli.online import _verdict
+from dynamiccl_ray.cli.output import directory_for, stdout
 from dynamiccl_ray.errors import ConfigError
 from dynamiccl_ray.keys import key_name
 from dynamiccl_ray.static.blocks import entry_text, read_blocks
@@ -207,6 +209,16 @@ sys.exit(7)
     began = time.monotonic()
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 7
     assert time.monotonic() - began < 30
+
+
+def test_what_looks_like_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "tp[/red] [bold]0 :x:"
+    table = Table("name", title=name)
+    table.add_row(name)
+    summary = {"geomean_vs_oracle": None, "after": [], "false_alarms": None, "agreement_violations": None}
+    for each in (name, table, *_verdict({**summary, "off": {"7": name}})):
+        stdout().print(each)
+    assert capsys.readouterr().out.count(name) == 4
 
 
 def test_runs_of_one_name_that_begin_together_have_a_directory_each(

@@ -60,7 +60,7 @@ def advise(
         _print([row for row in rows if _shape(row) == shape])
     for reason, count in library.skipped.items():
         console.print(f"left out, {count}: {reason}", highlight=False)
-    stdout().print(str(said), highlight=False, markup=False, soft_wrap=True)
+    stdout().print(str(said), highlight=False, soft_wrap=True)
     if plot is not None:
         stdout().print(f"plot: {plot}", highlight=False)
 
@@ -96,7 +96,7 @@ def _print(rows: list[Row]) -> None:
         )
     stdout().print(table)
     if why := next((row.why for row in rows if row.why), ""):
-        stdout().print(f"nothing can be said of a gain: {why}", highlight=False, markup=False)
+        stdout().print(f"nothing can be said of a gain: {why}", highlight=False)
 
 
 def _us(time: float | None) -> str:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from dynamiccl_ray.cli.advise import advise
 from dynamiccl_ray.cli.bench import bench_app
@@ -95,5 +95,5 @@ def leave_in_time(code: int, limit_s: float = 10.0) -> None:
 
 
 def _complain(words: str) -> NoReturn:
-    console.print(f"[bold red]error:[/] {escape(words)}", highlight=False, soft_wrap=True)
+    console.print(Text.assemble(("error:", "bold red"), f" {words}"), soft_wrap=True)
     sys.exit(2)

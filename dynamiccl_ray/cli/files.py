@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from dynamiccl_ray.cli.output import AsJson, console, emit, stdout
@@ -66,7 +65,7 @@ def list_shipped(as_json: AsJson = False) -> None:
     for kind, about in found.items():
         table = Table(kind, "what it is", title_justify="left")
         for name, words in about.items():
-            table.add_row(name, escape(words))
+            table.add_row(name, words)
         stdout().print(table)
 
 
@@ -89,4 +88,4 @@ def init(
         return
     for path in wanted:
         print(path)
-    console.print(f"try: dynamiccl online {directory / 'experiment.yaml'} --serial", highlight=False, markup=False)
+    console.print(f"try: dynamiccl online {directory / 'experiment.yaml'} --serial", highlight=False)

@@ -59,7 +59,7 @@ def train(
     for stage in summary["stages"]:
         ended = "promoted" if stage["promoted"] else "ended at its last round, not promoted"
         stdout().print(f"{stage['name']}: {ended} after {stage['rounds']} rounds; {_reached(stage)}", highlight=False)
-    stdout().print(f"policy: {summary['policy']}", highlight=False)
+    stdout().print(f"policy: {summary['policy']}", highlight=False, soft_wrap=True)
 
 
 def _lesson(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:
@@ -118,7 +118,7 @@ def offline(
     stdout().print(said, highlight=False)
     for when in ("before", "after"):
         stdout().print(f"{when}: {_likelihood(summary[when])}", highlight=False)
-    stdout().print(f"policy: {summary['policy']}", highlight=False)
+    stdout().print(f"policy: {summary['policy']}", highlight=False, soft_wrap=True)
 
 
 def _likelihood(of: dict[str, Any]) -> str:

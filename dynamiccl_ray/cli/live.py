@@ -12,6 +12,7 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from dynamiccl_ray.cli.output import AsJson, console, directory_for, emit, stdout
 from dynamiccl_ray.errors import RunError
@@ -44,7 +45,7 @@ def top(
     """``status``, again every second until Ctrl-C."""
     from dynamiccl_ray.trainers.online.desk import ask
 
-    with Live(_page(ask(job, {}), keys=keys), screen=True, auto_refresh=False) as live:
+    with Live(_page(ask(job, {}), keys=keys), console=stdout(), screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(_EVERY_S)
@@ -135,9 +136,8 @@ def _order(job: str, order: dict[str, Any], as_json: bool) -> None:
     elif done:
         console.print(f"{_in_words(said)}; {took_s:.2f} s", highlight=False)
     else:
-        console.print(
-            f"[yellow]taken, but not in force yet after {took_s:.0f} s:[/] {_in_words(said)}", highlight=False
-        )
+        late = f"taken, but not in force yet after {took_s:.0f} s:"
+        console.print(Text.assemble((late, "yellow"), f" {_in_words(said)}"))
     if not done:
         raise typer.Exit(1)
 
@@ -161,9 +161,12 @@ def _page(said: dict[str, Any], *, keys: bool) -> Group:
     took = "not measured yet" if percent is None else f"{percent:.2f} % of a step"
     coverage = {name: value for name, value in said["coverage"].items() if isinstance(value, int) and value}
     waited = f"; ranks have waited {said['hold_wait_s']:.1f} s for decisions" if said["hold_wait_s"] else ""
-    lines = [
-        f"[bold]job {said['job']}[/], run {said['run']}: {'rolled back' if said['rolled_back'] else said['mode']}, "
-        f"{said['phase']}; round {said['round']}, {said['collectives']:,} collectives, {said['switches']} switches",
+    run = (
+        f", run {said['run']}: {'rolled back' if said['rolled_back'] else said['mode']}, "
+        f"{said['phase']}; round {said['round']}, {said['collectives']:,} collectives, {said['switches']} switches"
+    )
+    lines: list[str | Text] = [
+        Text.assemble((f"job {said['job']}", "bold"), run),
         f"communication so far, exploration included: {gain}; the plugin takes {took}{waited}",
         f"drift: {said['alarms']} alarms{_last(said['last_alarm'])}; coverage: "
         + ", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in coverage.items()),
@@ -178,7 +181,7 @@ def _page(said: dict[str, Any], *, keys: bool) -> Group:
         where = ", ".join(of["communicators"]) or "every communicator"
         lines.append(f"canary: {of['share']:.0%} of the keys of {where}" + (f"; {of['waits']}" if of["waits"] else ""))
     if not said["ranks"]:
-        lines.append("[yellow]no rank is served: are the training processes running?[/]")
+        lines.append(Text("no rank is served: are the training processes running?", style="yellow"))
     parts: list[Any] = [*lines, _communicators(said["communicators"])]
     if keys:
         parts += [_keys(comm) for comm in said["communicators"]]

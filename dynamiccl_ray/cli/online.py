@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.text import Text
 
 from dynamiccl_ray.cli.output import AsJson, Set, Without, console, directory_for, emit, say_where, stdout
 
@@ -92,8 +93,8 @@ _PHASE_NEWS = {
 }
 
 
-def _verdict(summary: dict[str, Any]) -> list[str]:
-    lines = []
+def _verdict(summary: dict[str, Any]) -> list[str | Text]:
+    lines: list[str | Text] = []
     ratio = summary["geomean_vs_oracle"]
     if ratio:
         vendor = f", the vendor's tuner {ratio['vendor']:.3f}x" if "vendor" in ratio else ""
@@ -124,7 +125,7 @@ def _verdict(summary: dict[str, Any]) -> list[str]:
             f"{summary['agreement_violations']}"
         )
     for comm, why in summary["off"].items():
-        lines.append(f"[yellow]communicator {comm}: tuning is off: {why}[/]")
+        lines.append(Text(f"communicator {comm}: tuning is off: {why}", style="yellow"))
     return lines
 
 

@@ -39,13 +39,14 @@ def _width(stream: TextIO) -> int | None:
     return None if stream.isatty() or "COLUMNS" in os.environ else _LOG_COLUMNS
 
 
-# Progress and complaints go to stderr, so that stdout can be piped.
-console: Final = Console(stderr=True, width=_width(sys.stderr))
+# Progress and complaints go to stderr, so that stdout can be piped. What is printed holds names and paths of others:
+# Rich's markup in them is text. What has a colour of ours is a ``Text``.
+console: Final = Console(stderr=True, width=_width(sys.stderr), markup=False, emoji=False)
 
 
 def stdout() -> Console:
     """Where results are printed."""
-    return Console(width=_width(sys.stdout))
+    return Console(width=_width(sys.stdout), markup=False, emoji=False)
 
 
 def directory_for(out: Path | None, name: str) -> Path:

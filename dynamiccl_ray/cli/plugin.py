@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from dynamiccl_ray.cli.output import AsJson, emit, stdout
 
@@ -26,7 +27,7 @@ def doctor(
     else:
         colour = {"ok": "green", "warn": "yellow", "fail": "red"}
         for check in checks:
-            stdout().print(f"[{colour[check.status]}]{check.status:>4}[/] {check.name}: {check.found}", highlight=False)
+            stdout().print(Text.assemble((f"{check.status:>4}", colour[check.status]), f" {check.name}: {check.found}"))
             if check.fix:
                 stdout().print(f"     {check.fix}", highlight=False)
     raise typer.Exit(1 if any(c.status == "fail" for c in checks) else 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from dynamiccl_ray.cli.output import AsJson, console, emit, stdout
 
@@ -90,7 +91,7 @@ def _write(blocks: list[Block], out: Path, format: Format, warnings: list[str], 
         emit(document)
         return
     for warning in warnings:
-        console.print(f"[yellow]warning:[/] {warning}", highlight=False, soft_wrap=True)
+        console.print(Text.assemble(("warning:", "yellow"), f" {warning}"), soft_wrap=True)
     _show(str(out), blocks)
 
 
@@ -114,7 +115,7 @@ def check(
         if not as_json:
             _show(str(path), blocks)
         if problem:
-            console.print(f"[bold red]error:[/] {path}: {problem}", highlight=False, soft_wrap=True)
+            console.print(Text.assemble(("error:", "bold red"), f" {path}: {problem}"), soft_wrap=True)
     raise typer.Exit(2 if any(problem for _, _, problem in checked) else 0)
 
 
@@ -136,6 +137,4 @@ def _show(path: str, blocks: list[Block]) -> None:
     out = stdout()
     for block in blocks:
         keys = int((block.entries["set"] != 0).sum())
-        out.print(
-            f"{path}: {block.about}: {keys} keys, digest {block.digest}", highlight=False, markup=False, soft_wrap=True
-        )
+        out.print(f"{path}: {block.about}: {keys} keys, digest {block.digest}", highlight=False, soft_wrap=True)

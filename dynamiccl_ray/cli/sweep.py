@@ -51,7 +51,7 @@ def sweep(
         return
     stdout().print(terminal_table(result))
     for sentence in findings(result):
-        stdout().print(sentence, highlight=False, markup=False)
+        stdout().print(sentence, highlight=False)
     stdout().print(f"settings of the best: {directory / 'best.yaml'}", highlight=False, soft_wrap=True)
     stdout().print(f"report: {report}", highlight=False, soft_wrap=True)
     say_where(directory, f"dynamiccl report --sweep {settings.name}")

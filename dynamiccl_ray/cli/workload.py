@@ -76,7 +76,7 @@ def record(
         emit({"trace": str(out), "notes": found.notes})
         return
     for note in found.notes:
-        console.print(f"note: {note}", highlight=False, soft_wrap=True, markup=False)
+        console.print(f"note: {note}", highlight=False, soft_wrap=True)
     print(f"trace: {out}")
 
 
