@@ -273,6 +273,14 @@ def test_a_directory_that_cannot_be_written(
     assert "--out /proc/1/run: cannot write there" in said
 
 
+def test_a_directory_whose_name_is_not_utf_8(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "x.yaml").write_text(GOOD)
+    said = _said(capsys, monkeypatch, "online", "x.yaml", "--serial", "--out", os.fsdecode(b"run\xff"))
+    assert r"--out 'run\udcff': not UTF-8, and Parquet wants that; name another" in said
+
+
 @pytest.mark.parametrize("arguments", ["online x.yaml --set ppo.rl=1", "online none.yaml"])
 def test_as_a_process(here: Path, arguments: str) -> None:
     (here / "x.yaml").write_text(GOOD)

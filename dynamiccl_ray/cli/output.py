@@ -55,6 +55,10 @@ def directory_for(out: Path | None, name: str) -> Path:
 
     Ray deletes the working directory of a submitted job: there, the home directory has runs.
     """
+    try:
+        str(out).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"--out {short(repr(str(out)))}: not UTF-8, and Parquet wants that; name another") from None
     directory = out or (Path.home() if _is_rays(Path.cwd()) else Path()) / "runs"
     try:
         directory.mkdir(parents=True, exist_ok=True)
