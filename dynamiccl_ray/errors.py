@@ -42,8 +42,9 @@ MOST_CHARS: Final = 600
 
 
 def short(text: str) -> str:
-    """What somebody else has written, or a library says of it, so that it fits into a message, in a line."""
-    line = " ".join(text.splitlines())
+    """What somebody else has written, or a library says of it, so that it fits into a message, in a line, and moves no
+    cursor."""
+    line = "".join(char if char.isprintable() else "?" for char in " ".join(text.splitlines()))
     return line if len(line) <= MOST_CHARS else f"{line[:MOST_CHARS]}..."
 
 

@@ -99,9 +99,9 @@ def test_a_run_that_decided_nothing_says_nothing(tmp_path: Path) -> None:
 def test_a_run_that_earlier_ones_say_nothing_of_is_told_so(tmp_path: Path) -> None:
     earlier = read_earlier([_run(tmp_path / "a")])
     assert unlike(earlier, {(16, 2, "tp"), (16, 2, "")}) is None
-    said = unlike(earlier, {(16, 2, "tp"), (4, 2, "")})
+    said = unlike(earlier, {(16, 2, "t\x1b[2Jp"), (4, 2, "")})
     assert said is not None
-    assert "(4 ranks on 2 nodes; 16 ranks on 2 nodes, tp) is like one" in said
+    assert "(4 ranks on 2 nodes; 16 ranks on 2 nodes, t?[2Jp) is like one" in said
     assert "earlier runs' 1 communicator (16 ranks on 2 nodes, dp)" in said
     with Recorder(tmp_path, "run", 0):
         pass
