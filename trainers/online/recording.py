@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -11,15 +11,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import yaml
-from pyarrow import ArrowException
 
 from dynamiccl_ray.actors.communicator import Communicator
 from dynamiccl_ray.arrays import Int64
 from dynamiccl_ray.config.experiment import recorded
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import DAMAGED, ConfigError, reason
 from dynamiccl_ray.keys import key_name, key_parts
 from dynamiccl_ray.trainers.online.left import left_coordinator
-from dynamiccl_ray.trainers.online.recorder import read_samples
+from dynamiccl_ray.trainers.online.recorder import SCHEMA, read_samples
 from dynamiccl_ray.workloads.period import find_step, weighted_order
 from dynamiccl_ray.workloads.recorded import MOST_CALLS, RecordedCall, RecordedCommunicator, Trace
 
@@ -63,11 +62,19 @@ def record_run(run: Path) -> Recorded:
     name = recorded(run / "experiment.json").name
     comms = left_coordinator(run).comms
     try:
-        samples = read_samples(run)
-    except (OSError, ArrowException) as e:
-        raise ConfigError(f"{run / 'samples.parquet'}: cannot be read: {e}") from None
-    if "aggregate" not in samples:
-        raise ConfigError(f"{run / 'samples.parquet'}: written by an older version; record a run of this one")
+        return _record(run, name, comms, read_samples(run))
+    except ConfigError:
+        raise
+    except OSError as e:
+        raise ConfigError(f"{run / 'samples.parquet'}: cannot be read: {reason(e)}") from None
+    except DAMAGED as e:
+        raise ConfigError(f"{run / 'samples.parquet'}: damaged: {reason(e)}; record another run") from None
+
+
+def _record(run: Path, name: str, comms: Mapping[int, Communicator], samples: Columns) -> Recorded:
+    if missing := [column for column in SCHEMA.names if column not in samples]:
+        path = run / "samples.parquet"
+        raise ConfigError(f"{path}: no column {missing[0]!r}: written by an older version; record a run of this one")
     notes: list[str] = []
     heard = []
     half = 0.0 if not len(samples["epoch"]) else (int(samples["epoch"].min()) + int(samples["epoch"].max())) / 2

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -102,13 +103,29 @@ def test_a_run_without_samples_has_no_trace(run: Path, tmp_path: Path) -> None:
     (tmp_path / "samples.parquet").mkdir()
     table = pq.read_table(run / "samples.parquet")
     pq.write_table(table.drop_columns("aggregate"), tmp_path / "samples.parquet" / "part.parquet")
-    with pytest.raises(ConfigError, match="written by an older version"):
+    with pytest.raises(ConfigError, match="no column 'aggregate': written by an older version"):
         record_run(tmp_path)
     pq.write_table(table.slice(0, 0), tmp_path / "samples.parquet" / "part.parquet")
     with pytest.raises(ConfigError, match=r"nothing to record: .*none of its calls was measured"):
         record_run(tmp_path)
     with pytest.raises(ConfigError, match=r"experiment\.json"):
         record_run(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("comm", None), ("key", 9999), ("epoch", None), ("bytes", -5), ("dseq", None)]
+)
+def test_samples_that_no_run_has_measured_are_no_trace(run: Path, tmp_path: Path, name: str, value: int | None) -> None:
+    for each in ("experiment.json", "checkpoint.pt"):
+        (tmp_path / each).symlink_to(run / each)
+    table = pq.read_table(run / "samples.parquet")
+    at, of = table.column_names.index(name), table.schema.field(name)
+    (tmp_path / "samples.parquet").mkdir()
+    wrong = table.set_column(at, of, pa.array([value] * len(table), of.type))
+    pq.write_table(wrong, tmp_path / "samples.parquet" / "part.parquet")
+    with pytest.raises(ConfigError, match=r"samples\.parquet: damaged: .+; record another run") as e:
+        record_run(tmp_path)
+    assert "\n" not in str(e.value)
 
 
 def test_what_was_not_measured_is_said(run: Path, tmp_path: Path) -> None:
