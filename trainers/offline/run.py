@@ -36,9 +36,9 @@ def run_offline(
 ) -> dict[str, Any]:
     """Trains the policy ``start`` on all episodes of ``runs``; returns the summary that ``out``/summary.json holds.
 
-    ``out`` gets policy.pt, too. The same runs, policy and seed give the same weights. ``log_prob`` is the mean of what
-    was recorded under the policy, ``better`` that of the half with the greater rewards; both before and after. Raises
-    ConfigError for a policy or a run that cannot be read, and where ``out`` is one of the runs.
+    ``out`` gets policy.pt, too. The same runs in the same order, policy and seed give the same weights. ``log_prob`` is
+    the mean of what was recorded under the policy, ``better`` that of the half with the greater rewards; both before
+    and after. Raises ConfigError for a policy or a run that cannot be read, and where ``out`` is one of the runs.
     """
     policy.load(start)
     if os.path.realpath(out) in map(os.path.realpath, runs):
