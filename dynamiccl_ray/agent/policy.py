@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agent.lending import SURE_SCALE, WIDE
 from dynamiccl_ray.agent.observation import HEAD_SIZE, N_PAIR_FIELDS, SIZE, part
-from dynamiccl_ray.errors import DAMAGED, ConfigError, reason
+from dynamiccl_ray.errors import DAMAGED, ConfigError, RunError, reason
 from dynamiccl_ray.knobs import N_PAIRS
 from dynamiccl_ray.settings import MOST_EXPERTS, MOST_HIDDEN
 from dynamiccl_ray.tensors import read_tensors
@@ -154,9 +154,16 @@ _GATE_SIZE: Final = sum(part(np.zeros(SIZE), name).size for name in _GATED_BY)
 
 
 def save(net: PolicyNetwork, path: Path) -> None:
-    """Weights and sizes, as ``load`` reads them."""
+    """Weights and sizes, as ``load`` reads them; whole or not at all. Raises RunError where there is no room."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save({"hidden": net.hidden, "experts": net.experts, "weights": net.state_dict()}, path)
+    unfinished = path.with_suffix(".tmp")
+    try:
+        torch.save({"hidden": net.hidden, "experts": net.experts, "weights": net.state_dict()}, unfinished)
+        unfinished.replace(path)
+    except RuntimeError as e:  # PyTorch's word for a full disk
+        raise RunError(f"{path}: cannot be written: {reason(e)}") from None
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def load(path: Path) -> PolicyNetwork:

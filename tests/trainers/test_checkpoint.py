@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dynamiccl_ray.agent import policy
-from dynamiccl_ray.errors import ConfigError
+from dynamiccl_ray.errors import ConfigError, RunError
 from dynamiccl_ray.trainers.common import checkpoint
 from dynamiccl_ray.trainers.online.explain import explain_run
 from dynamiccl_ray.trainers.online.run import read_checkpoint
@@ -98,6 +98,21 @@ def test_a_policy_whose_weights_are_no_numbers_is_refused(tmp_path: Path) -> Non
     policy.save(net, tmp_path / "policy.pt")
     with pytest.raises(ConfigError, match="holds no policy of this version: a weight is not a number"):
         policy.load(tmp_path / "policy.pt")
+
+
+def test_a_policy_stays_where_there_is_no_room_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, net = tmp_path / "policy.pt", policy.PolicyNetwork(4)
+    policy.save(net, path)
+    before = path.read_bytes()
+
+    def no_room(_: object, to: Path) -> None:
+        to.write_bytes(before[:100])
+        raise RuntimeError("PytorchStreamWriter failed writing file data")
+
+    monkeypatch.setattr(torch, "save", no_room)
+    with pytest.raises(RunError, match=r"policy\.pt: cannot be written: PytorchStreamWriter failed"):
+        policy.save(net, path)
+    assert (path.read_bytes(), [*tmp_path.iterdir()]) == (before, [path])
 
 
 def test_a_policy_of_any_size_is_not_made_room_for(tmp_path: Path) -> None:
