@@ -241,6 +241,7 @@ class Coordinator:
                         judged=keys,
                         terms=terms,
                         decisions=over,
+                        applied=self.context.apply,
                     )
                 )
         return rewards

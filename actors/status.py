@@ -74,6 +74,8 @@ class Epoch:
     """Of the reward, (R,) each; NaN where there was nothing to judge."""
     decisions: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, DECISION_DTYPE))
     """(D,) of ``DECISION_DTYPE``, those that came to their end."""
+    applied: bool = True
+    """Whether tables were in force. Without, as in shadow, what was measured is NCCL's own choice."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -36,7 +36,7 @@ class Decisions:
     """Flat."""
     samples: Float64
     log_us: Float64
-    """Mean log time; ``own_log_us`` of NCCL's own choice, NaN before it was known."""
+    """Mean log time, NaN of what was not tried; ``own_log_us`` of NCCL's own choice, NaN before it was known."""
     own_log_us: Float64
     anew: Int64
     """0 until the key began to learn anew; then more each time."""
@@ -68,7 +68,7 @@ def record(ranks: int, nodes: int, name: str, of: Decisions) -> Record:
     since, own = of.anew == last[row], of.action == OWN_ACTION
     # Where NCCL's own choice has no decision since, its time is of a check's few collectives.
     own_samples = np.bincount(row[since & own], of.samples[since & own], len(keys))
-    kept = since & ~own & np.isfinite(of.own_log_us)
+    kept = since & ~own & np.isfinite(of.own_log_us - of.log_us)
     row, samples = row[kept], of.samples[kept]
     log_ratio = of.log_us[kept] - of.own_log_us[kept]
     pair, channels, chunk = action_parts(of.action[kept])

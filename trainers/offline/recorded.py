@@ -63,7 +63,7 @@ def read_recorded(directories: Sequence[Path]) -> Recorded:
     if not parts:
         raise ConfigError(
             f"{', '.join(map(str, directories))}: no episode in it: the policy learned nothing there; name a run that "
-            "has come to the end of a learning phase, in the modes active or shadow"
+            "has come to the end of a learning phase, in the mode active"
         )
     length = max(int(of["decisions"].max()) for of in parts)
     episodes = sum(len(of["decisions"]) for of in parts)

@@ -121,15 +121,19 @@ def run_online(
                 job.set_credit(FREE_RUNNING)
         observed = Recent()
 
-        compared = not experiment.warm
+        compared, mode = not experiment.warm, str(experiment.mode)
 
         def record() -> None:
-            nonlocal compared
+            nonlocal compared, mode
             epochs = backend.observed()
             for epoch in epochs:
                 recorder.add(epoch)
                 observed.add(epoch)
-            recorder.learned(backend.learned())
+            learned = backend.learned()
+            # In shadow nothing that is drawn is tried: its rewards are of NCCL's own choice.
+            if "shadow" not in (mode, status.mode):
+                recorder.learned(learned)
+            mode = status.mode
             if epochs and not compared:
                 compared = True
                 if cold := unlike(plan.earlier, {(of.ranks, of.nodes, of.name) for of in epochs}):

@@ -38,6 +38,8 @@ MOST_NAME: Final = 256
 _TEXTS: Final = ("name", "action")
 _TYPES: Final = {name: DECISION_SCHEMA.field(name).type for name in _COLUMNS}
 _READ_AS: Final = _TYPES | {name: pa.dictionary(pa.int32(), pa.string()) for name in _TEXTS}
+# Times that may be: of what was decided and not tried, and of NCCL's own choice before it was measured.
+_UNKNOWN: Final = ("got_us", "own_us")
 # Kinds of communicators that a message names.
 _SHOWN: Final = 4
 # Where no communicator of a run has fewer than one collective.
@@ -57,7 +59,7 @@ def unlike(earlier: Earlier, job: Collection[tuple[int, int, str]]) -> str | Non
         return None
     recorded = earlier.recorded
     if not recorded:
-        return "warm: the earlier runs have recorded no communicator; this run begins cold"
+        return "warm: the earlier runs have tried nothing but NCCL's own choice; this run begins cold"
     count = "1 communicator" if len(recorded) == 1 else f"{len(recorded)} communicators"
     return (
         f"warm: none of the job's communicators ({_shapes(job)}) is like one of the earlier runs' {count} "
@@ -73,7 +75,7 @@ def _shapes(communicators: Collection[tuple[int, int, str]]) -> str:
 
 
 def _run(directory: Path) -> tuple[float, list[Record]]:
-    """When a run ended, in Unix seconds, and a record of each of its communicators."""
+    """When a run ended, in Unix seconds, and a record of each of its communicators of which it says anything."""
     table = _read(directory)
     if table is None:
         return 0.0, []
@@ -88,9 +90,10 @@ def _run(directory: Path) -> tuple[float, list[Record]]:
         order = np.argsort(columns["comm"], kind="stable")
         edges = 1 + np.flatnonzero(np.diff(columns["comm"][order]))
         comms = [_communicator(columns, rows) for rows in np.split(order, edges)]
+        said = [of for of in comms if np.isfinite(of.ratio).any()]
     except DAMAGED as e:
         raise ConfigError(f"warm: {directory / _TABLE}: damaged: {reason(e)}; leave it out") from None
-    return float(columns["unix_s"].max()), comms
+    return float(columns["unix_s"].max()), said
 
 
 def _read(directory: Path) -> pa.Table | None:
@@ -164,7 +167,7 @@ def _check(columns: dict[str, npt.NDArray[Any]]) -> None:
         # What is null is a float's NaN.
         values = columns[name].astype(np.float64)
         wrong = ~((values >= least) & (values <= most))
-        if name == "own_us":
+        if name in _UNKNOWN:
             wrong &= ~np.isnan(values)
         if wrong.any():
             raise ValueError(f"{name} is {values[wrong][0]:g}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from small import small_experiment
 
@@ -206,6 +207,11 @@ def test_observe_and_shadow_change_nothing(tmp_path: Path, job: str, mode: str) 
         assert (read_log(tmp_path / "job" / f"log.{rank}")["own"] == 1).all()
     assert summary["collectives"] > 0
     assert (summary["switches"] > 0) == (mode == "shadow")
+    # What was not tried is no experience.
+    decided = pq.read_table(tmp_path / "decisions.parquet", columns=["action", "got_us"]).to_pylist()
+    assert {of["action"] for of in decided if of["got_us"] is not None} == {"nccl"}
+    assert ({of["action"] for of in decided} != {"nccl"}) == (mode == "shadow")
+    assert len(pq.read_table(tmp_path / "episodes.parquet")) == 0
 
 
 def test_a_users_own_choice_of_algorithm_wins(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,17 @@ def test_a_run_that_earlier_ones_say_nothing_of_is_told_so(tmp_path: Path) -> No
     assert "earlier runs' 1 communicator (16 ranks on 2 nodes, dp)" in said
     with Recorder(tmp_path, "run", 0):
         pass
-    assert "recorded no communicator" in str(unlike(read_earlier([tmp_path]), {(4, 2, "")}))
+    assert "nothing but NCCL's own choice" in str(unlike(read_earlier([tmp_path]), {(4, 2, "")}))
+
+
+def test_what_was_decided_and_never_tried_says_nothing(tmp_path: Path) -> None:
+    decided = _epoch((OWN_ACTION, 100.0, np.nan, Phase.BASELINE), (int(flat_action(PAIR, 0, 0)), 99, 100, Phase.LEARN))
+    with Recorder(tmp_path, "run", 0) as recorder:
+        recorder.add(replace(decided, applied=False))
+    assert pq.read_table(tmp_path / "decisions.parquet")["got_us"].to_pylist() == [100.0, None]
+    earlier = read_earlier([tmp_path])
+    assert np.isnan(earlier.expected(16, 2, "dp", [KEY])).all()
+    assert "nothing but NCCL's own choice" in str(unlike(earlier, {(16, 2, "dp")}))
 
 
 def test_it_is_said_once(tmp_path: Path, job: str) -> None:
