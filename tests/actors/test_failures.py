@@ -52,7 +52,7 @@ class Rig:
     def __init__(self, job: str, directory: Path, coordinator: type[CoordinatorActor] = CoordinatorActor) -> None:
         # It never stops learning, so there are always switches to come, however many calls a round sees.
         endless = {"learning": {"draws": 1_000_000}, "explore": {"max_regret": 1.0}}
-        experiment = small_experiment(job, fabric={"rate_hz": 400}, control=endless, stop={"rounds": 1_000_000})
+        experiment = small_experiment(job, fabric={"rate_hz": 1500}, control=endless, stop={"rounds": 1_000_000})
         self.fabric = play(experiment.fabric, seed=0)  # type: ignore[arg-type]
         self.run = job
         plan = Plan(
