@@ -136,7 +136,8 @@ class RankRunner(PolicyRunner):
                 drawn = self._drawer.draw(comm.due, greedy=context.greedy)
                 decided[comm.comm] = comm.due.actions(drawn.actions)
                 entropy += drawn.entropy.tolist()
-                self._streams.advance(comm, drawn)
+                if not context.greedy:
+                    self._streams.advance(comm, drawn)
                 if not self._switch(comm, context, decided[comm.comm]):
                     # The coordinator is gone, or thinks that this runner is: nothing is decided until they have met.
                     self._join()

@@ -121,19 +121,15 @@ def run_online(
                 job.set_credit(FREE_RUNNING)
         observed = Recent()
 
-        compared, mode = not experiment.warm, str(experiment.mode)
+        compared = not experiment.warm
 
         def record() -> None:
-            nonlocal compared, mode
+            nonlocal compared
             epochs = backend.observed()
             for epoch in epochs:
                 recorder.add(epoch)
                 observed.add(epoch)
-            learned = backend.learned()
-            # In shadow nothing that is drawn is tried: its rewards are of NCCL's own choice.
-            if "shadow" not in (mode, status.mode):
-                recorder.learned(learned)
-            mode = status.mode
+            recorder.learned(backend.learned())
             if epochs and not compared:
                 compared = True
                 if cold := unlike(plan.earlier, {(of.ranks, of.nodes, of.name) for of in epochs}):
