@@ -59,22 +59,31 @@ _Columns = dict[str, npt.NDArray[Any]]
 def read_recorded(directories: Sequence[Path]) -> Recorded:
     """All that runs have learned from that wrote to these directories. Raises ConfigError for one that is no run's, is
     damaged, or was written by another version, and where none has learned anything."""
-    parts = [columns for directory in distinct(directories) for columns in _run(directory)]
+    parts: list[_Columns] = []
+    length = 0
+    for directory in distinct(directories):
+        parts += _run(directory)
+        length = _longest(parts)
     if not parts:
         raise ConfigError(
             f"{', '.join(map(str, directories))}: no episode in it: the policy learned nothing there; name a run that "
             "has come to the end of a learning phase, in the mode active"
         )
-    length = max(int(of["decisions"].max()) for of in parts)
+    padded = [_padded(of, length) for of in parts]
+    return Recorded(**{name: np.concatenate([of[name] for of in padded]) for name in padded[0]})
+
+
+def _longest(parts: Sequence[_Columns]) -> int:
+    """Decisions of the longest episode. Raises ConfigError where all are too many."""
+    length = max((int(of["decisions"].max()) for of in parts), default=0)
     episodes = sum(len(of["decisions"]) for of in parts)
     if episodes * (length + 1) * SIZE > MOST_PADDED:
         most = MOST_PADDED // (length + 1) // SIZE
         raise ConfigError(
-            f"{episodes} episodes of up to {length} decisions are too many to train on at once, at most {most} of that "
-            "length; name fewer runs"
+            f"{episodes} episodes or more of up to {length} decisions are too many to train on at once, at most {most} "
+            "of that length; name fewer runs"
         )
-    padded = [_padded(of, length) for of in parts]
-    return Recorded(**{name: np.concatenate([of[name] for of in padded]) for name in padded[0]})
+    return length
 
 
 def _run(directory: Path) -> Iterator[_Columns]:
