@@ -1,4 +1,5 @@
-"""The policy less each other chooser over all jobs that nobody had looked at when they were played, and by cluster.
+"""The policy less each other chooser over all jobs that nobody had looked at when they were played, and by cluster; and
+how many times what it loses there with the right model it loses with another's name, or with nothing said.
 
     python benchmarks/pooled.py FILE...
 
@@ -38,6 +39,13 @@ def compared(ours: Float64, theirs: Float64) -> str:
     return f"{ours.mean():.2f} and {theirs.mean():.2f} %: {less.mean():+.2f} ({low:+.2f} to {high:+.2f})"
 
 
+def ratio(ours: Float64, right: Float64) -> str:
+    """Of means of regrets (J,) of the same jobs."""
+    drawn = np.random.default_rng(0).integers(len(ours), size=(DRAWS, len(ours)))
+    low, high = np.percentile(ours[drawn].mean(1) / right[drawn].mean(1), [2.5, 97.5])
+    return f"{ours.mean():.2f} over {right.mean():.2f} %: {ours.mean() / right.mean():.2f} ({low:.2f} to {high:.2f})"
+
+
 def main() -> None:
     rows = [row for name in sys.argv[1:] for row in rows_of(json.loads(Path(name).read_text()))]
     clusters = next(list(row["by_cluster"]) for row in rows if "by_cluster" in row)
@@ -56,6 +64,11 @@ def main() -> None:
         of = np.concatenate([cluster[seeds] for seeds in sets])
         for i, name in enumerate(clusters):
             print(f"    {name}: {compared(ours[of == i], theirs[of == i])}")
+    for told in ("wrong", "none"):
+        both = [seeds for of, chooser, seeds in found if (of, chooser) == (told, "policy")]
+        both = [seeds for seeds in both if ("right", "policy", seeds) in found]
+        ours, right = (np.concatenate([found[of, "policy", seeds] for seeds in both]) for of in (told, "right"))
+        print(f"policy, {told} over right, {len(ours)} jobs: {ratio(ours, right)}")
 
 
 if __name__ == "__main__":
