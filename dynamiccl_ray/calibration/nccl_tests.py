@@ -33,10 +33,17 @@ _SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
 _TAG: Final = re.compile(r"^\s*(\[\d+,\d+\]<std\w+>:\s?|\d+:\s)", re.MULTILINE)
 # Time comes after size, count, type and, where the header names them, redop and root; then two bandwidths.
 _BEFORE_TIME, _TO_WRONG = 3, 3
+_ONLY_NAMED: Final = (
+    "only its name or a folder's says what was forced; run it with NCCL_DEBUG=INFO, or write NCCL_ALGO=..., "
+    "NCCL_PROTO=... on a line at its beginning"
+)
 _FORCED: Final = ("ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS")
 # Of what else is set, this changes neither what NCCL chooses nor how fast that is.
 _OF_NO_EFFECT: Final = re.compile(r"DEBUG|DUMP|IFNAME|COMM_ID|HOSTID|IB_HCA|SOCKET_FAMILY")
-_WORDS_OF_SETTINGS: Final = {"ring", "tree", "collnet", "nvls", "nvlstree", "pat", "ll", "ll128", "simple"}
+# In a name: an algorithm, a protocol, both, or a number of channels.
+_WORD_OF_A_SETTING: Final = re.compile(
+    r"(ring|tree|collnet(direct|chain)?|nvls(tree)?|pat)?(ll128|ll|simple)?(\d*n?ch(annels?)?\d*)?"
+)
 
 
 def is_nccl_tests(path: Path) -> bool:
@@ -44,14 +51,15 @@ def is_nccl_tests(path: Path) -> bool:
     return bool(_SUFFIXES.fullmatch(path.suffix) and _HEADER.search(_text(path)))
 
 
-def read_nccl_tests(path: Path, skipped: Counter[str]) -> Iterable[tuple[str, Mapping[str, str]]]:
+def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable[tuple[str, Mapping[str, str]]]:
     """(where, row) for every line of the tables, out of place, in the columns of a CSV of measurements; ``environment``
-    has what else NCCL was told. What is left out is counted in ``skipped``, by why.
+    has what else NCCL was told. What is left out is counted in ``skipped``, by why. ``within``: the directory of all
+    measurements; the folders below it may be named after what was forced.
 
     Raises ConfigError where a run does not say which collective it is, or which GPUs took part.
     """
     for first, text in _runs(_text(path)):
-        told, left_out = _told(path, text)
+        told, left_out = _told(str(path.relative_to(within).with_suffix("")), text)
         position = of_wrong = None
         fixed: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), first):
@@ -69,7 +77,7 @@ def read_nccl_tests(path: Path, skipped: Counter[str]) -> Iterable[tuple[str, Ma
                 yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
 
 
-def _told(path: Path, text: str) -> tuple[dict[str, str], str | None]:
+def _told(called: str, text: str) -> tuple[dict[str, str], str | None]:
     """What NCCL was told in one run, as columns; and why that says nothing of what was forced, if it does not."""
     found = dict(_SET.findall(text))
     said = found or dict(_WRITTEN.findall(text))
@@ -91,8 +99,8 @@ def _told(path: Path, text: str) -> tuple[dict[str, str], str | None]:
         if not re.fullmatch(r"\w+", value := forced.get(name, "default")):
             return columns, f"NCCL_{name}={value}, which is not one value"
     silent = not said and not forced and "NCCL INFO" not in text
-    if silent and _WORDS_OF_SETTINGS & set(re.split(r"[^a-z0-9]+", path.stem.lower())):
-        return columns, "only its name says what was forced; run it with NCCL_DEBUG=INFO"
+    if silent and any(map(_WORD_OF_A_SETTING.fullmatch, re.findall(r"[a-z0-9]+", called.lower()))):
+        return columns, _ONLY_NAMED
     return columns, None
 
 

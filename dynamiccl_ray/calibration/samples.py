@@ -136,7 +136,7 @@ def read_library(directory: Path, name: str | None = None) -> Library:
     skipped: Counter[str] = Counter()
     for path in sorted(p for p in directory.rglob("*") if p.is_file()):
         of = path if _is_csv(path) else path.parent
-        for row in _rows(path, skipped):
+        for row in _rows(path, directory, skipped):
             gpu, intra, inter, environment = (row.pop(column) for column in ("gpu", "intra", "inter", "environment"))
             rows.setdefault((of, gpu, intra, inter, environment), []).append(row)
     if not rows:
@@ -174,7 +174,7 @@ def _is_csv(path: Path) -> bool:
     return path.suffix.lower() == ".csv"
 
 
-def _rows(path: Path, skipped: Counter[str]) -> Iterable[dict[str, Any]]:
+def _rows(path: Path, within: Path, skipped: Counter[str]) -> Iterable[dict[str, Any]]:
     if _is_csv(path):
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
@@ -188,7 +188,7 @@ def _rows(path: Path, skipped: Counter[str]) -> Iterable[dict[str, Any]]:
         if missing:
             skipped[f"{path.name}: no column {', '.join(missing)}"] += 1
     elif is_nccl_tests(path):
-        raw = read_nccl_tests(path, skipped)
+        raw = read_nccl_tests(path, within, skipped)
     else:
         skipped["files that are neither CSV nor a log of nccl-tests"] += 1
         return

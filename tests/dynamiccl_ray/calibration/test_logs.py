@@ -131,6 +131,20 @@ def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp
     assert set(_read(tmp_path, ring_ll=free)[""].source) == {"default", "ring_ll"}
 
 
+@pytest.mark.parametrize("folder", ["ring", "auto_ll", "h100/tree/ll128", "RingLL128", "channels-8", "16ch"])
+def test_a_log_whose_folder_alone_says_what_was_forced_is_not_nccls_own_choice(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "2026-02-22_14-58-53.txt").write_text(SILENT)
+    assert set(_read(tmp_path, default=SILENT)[""].source) == {"default"}
+    assert [why for why in read_library(tmp_path).skipped if "a folder's says what was forced" in why]
+
+
+@pytest.mark.parametrize("folder", ["ring-cluster", "graphs", "2026", "h100_8"])
+def test_what_the_directory_itself_is_called_says_nothing(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    assert set(_read(tmp_path / folder, default=SILENT)[""].settings) == {"nccl"}
+
+
 def test_what_is_not_one_algorithm_is_left_out(tmp_path: Path) -> None:
     for asked in ("^Tree", "Ring,Tree", "allgather:ring"):
         assert set(_read(tmp_path, a=LOG, b=LOG.replace("to Ring", f"to {asked}"))[""].source) == {"a"}
