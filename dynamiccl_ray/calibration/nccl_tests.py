@@ -23,10 +23,13 @@ _HEADER: Final = re.compile(
     r"^#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
 )
 _BEGINS: Final = re.compile(r"#\s+(nThread|Collective test starting)\b")
+# A line of the table, what nccl-tests says behind it, and NCCL's own lines.
+_OF_A_RUN: Final = re.compile(r"\s*\d|#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
 _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
-# On a command line, or in a printed environment.
+# On a command line, or in a printed environment. What a shell exports holds for all runs that follow.
 _WRITTEN: Final = re.compile(r"\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)=([^\s'\"]+)")
+_EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*)")
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
 _SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
 # What mpirun --tag-output and srun -l put before each line.
@@ -58,8 +61,10 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
 
     Raises ConfigError where a run does not say which collective it is, or which GPUs took part.
     """
+    exported: dict[str, str] = {}
     for first, text in _runs(_text(path)):
-        told, left_out = _told(str(path.relative_to(within).with_suffix("")), text)
+        exported |= dict(_EXPORTED.findall(text))
+        told, left_out = _told(str(path.relative_to(within).with_suffix("")), text, exported)
         position = of_wrong = None
         fixed: dict[str, str] = {}
         for number, line in enumerate(text.splitlines(), first):
@@ -77,10 +82,11 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
                 yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
 
 
-def _told(called: str, text: str) -> tuple[dict[str, str], str | None]:
+def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """What NCCL was told in one run, as columns; and why that says nothing of what was forced, if it does not."""
     found = dict(_SET.findall(text))
-    said = found or dict(_WRITTEN.findall(text))
+    kept = {name: value for name, value in exported.items() if name in _FORCED and value}
+    said = found or kept | dict(_WRITTEN.findall(text))
     forced = {name: said.pop(name).lower() for name in _FORCED if name in said}
     channels = forced.get("MAX_NCHANNELS", "")
     if channels != forced.get("MIN_NCHANNELS", ""):
@@ -131,14 +137,18 @@ def _text(path: Path) -> str:
 
 
 def _runs(text: str) -> Iterator[tuple[int, str]]:
-    """The number of the first line of each run in a file, and its text: one begins with a header behind a table."""
+    """The number of the first line of each run in a file, and its text: one begins behind the table of the one before,
+    with the command that started it, or else with its header."""
     lines = text.splitlines()
-    begin, table = 0, False
+    begin = end = 0
+    table = False
     for at, line in enumerate(lines):
         if table and _BEGINS.match(line):
-            yield begin + 1, "\n".join(lines[begin:at])
-            begin, table = at, False
+            yield begin + 1, "\n".join(lines[begin:end])
+            begin, table = end, False
         table = table or bool(_HEADER.match(line))
+        if table and (_HEADER.match(line) or _OF_A_RUN.match(line)):
+            end = at + 1
     yield begin + 1, "\n".join(lines[begin:])
 
 

@@ -105,6 +105,19 @@ def test_runs_that_follow_each_other_in_a_file_are_read_apart(tmp_path: Path) ->
     assert read.nodes.tolist() == [2] * 4 + [1] * 2
 
 
+@pytest.mark.parametrize("command", ["+ mpirun -x NCCL_ALGO={}", "== NCCL_ALGO={}", "+ NCCL_ALGO={}", "# NCCL_ALGO={}"])
+def test_a_command_before_a_run_is_of_that_run(tmp_path: Path, command: str) -> None:
+    runs = [f"{command.format(algo)}\n{SILENT}" for algo in ("Ring", "Tree")]
+    read = _read(tmp_path, mine=SILENT + "".join(runs) + "== NCCL_ALGO=\n" + SILENT)[""]
+    assert read.settings.tolist() == ["nccl"] * 2 + ["ring/any"] * 2 + ["tree/any"] * 2 + ["nccl"] * 2
+
+
+def test_what_a_shell_exports_holds_for_the_runs_that_follow(tmp_path: Path) -> None:
+    texts = ["+ export NCCL_ALGO=Ring\n+ NCCL_ALGO=Ring\n", "+ export NCCL_PROTO=LL\n", "+ unset NCCL_ALGO\n"]
+    read = _read(tmp_path, mine=SILENT + "".join(text + SILENT for text in texts))[""]
+    assert read.settings.tolist() == ["nccl"] * 2 + ["ring/any"] * 2 + ["ring/ll"] * 2 + ["any/ll"] * 2
+
+
 def test_where_nccl_was_told_something_else_it_is_another_machine(tmp_path: Path) -> None:
     told = LOG.replace("NCCL_ALGO set by environment to Ring", "NCCL_NVLS_ENABLE set by environment to 0")
     told = told.replace("NCCL_PROTO set by environment to LL128", "NCCL_MAX_NCHANNELS set by environment to 4")
