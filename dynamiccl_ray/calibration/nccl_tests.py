@@ -67,7 +67,7 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
         told, left_out = _told(str(path.relative_to(within).with_suffix("")), text, exported)
         position = of_wrong = None
         fixed: dict[str, str] = {}
-        for number, line in enumerate(text.splitlines(), first):
+        for number, line in _whole_lines(text, first):
             if header := _HEADER.match(line):
                 position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
                 of_wrong = position + _TO_WRONG if header["wrong"] else None
@@ -80,6 +80,20 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
                 skipped[f"{path.name}: {why}"] += 1
             else:
                 yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
+
+
+def _whole_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a run without NCCL's own, which may begin in the middle of a line: nccl-tests prints a line
+    of its table piece by piece."""
+    hosts = "|".join({re.escape(m["host"]) for m in _RANK.finditer(text)})
+    nccl = re.compile(rf"(\[[\d: .-]+\] )?(?:{hosts}):\d+:\d+ \[-?\d+\].* NCCL ") if hosts else None
+    begun = ""
+    for number, line in enumerate(text.splitlines(), first):
+        if nccl and (said := nccl.search(line)):
+            begun += line[: said.start()]
+        else:
+            yield number, begun + line
+            begun = ""
 
 
 def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str, str], str | None]:

@@ -97,6 +97,17 @@ def test_results_that_nobody_checked_are_read(tmp_path: Path) -> None:
     assert len(_read(tmp_path, mine=LOG.replace("      0    ", "    N/A    "))[""]) == 2
 
 
+@pytest.mark.parametrize("host", ["node-a", "38dcf168f605"])
+def test_a_row_that_nccl_talks_into_is_read(tmp_path: Path, host: str) -> None:
+    said = f"{host}:4242:4242 [0] NCCL INFO AllGather: 1048576 Bytes -> Algo RING proto LL128\n"
+    cut = LOG.replace("node-a", host).replace("      -1    88.13", f"      -1{said}{said}    88.13")
+    cut = cut.replace("8.92      0    87.02", f"8.92      0[2026-01-02 03:04:05] {said}    87.02")
+    assert _read(tmp_path, mine=cut)[""].time_us.tolist() == [21.5, 88.13]
+    assert read_library(tmp_path).skipped == {}
+    old = cut.replace(" #wrong", "  error")
+    assert _read(tmp_path, mine=old)[""].time_us.tolist() == [21.5, 88.13]
+
+
 def test_runs_that_follow_each_other_in_a_file_are_read_apart(tmp_path: Path) -> None:
     other = LOG.replace("all_gather", "all_reduce").replace("to Ring", "to Tree").replace("node-b", "node-a")
     read = _read(tmp_path, mine=SILENT + LOG + other)[""]
