@@ -36,9 +36,11 @@ _SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
 _TAG: Final = re.compile(r"^\s*(\[\d+,\d+\]<std\w+>:\s?|\d+:\s)", re.MULTILINE)
 # Time comes after size, count, type and, where the header names them, redop and root; then two bandwidths.
 _BEFORE_TIME, _TO_WRONG = 3, 3
+# Lines of other subsystems than NCCL's own choice of them, so that NCCL_DEBUG_SUBSYS was set, perhaps without ENV.
+_ASKED_FOR: Final = re.compile(r"NCCL INFO .*( Bytes -> Algo |: opCount |=== System )")
 _ONLY_NAMED: Final = (
-    "only its name or a folder's says what was forced; run it with NCCL_DEBUG=INFO, or write NCCL_ALGO=..., "
-    "NCCL_PROTO=... on a line at its beginning"
+    "only its name or a folder's says what was forced; run it with NCCL_DEBUG=INFO and ENV in NCCL_DEBUG_SUBSYS, if "
+    "that is set, or write NCCL_ALGO=..., NCCL_PROTO=... on a line at its beginning"
 )
 _FORCED: Final = ("ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS")
 # Of what else is set, this changes neither what NCCL chooses nor how fast that is.
@@ -118,7 +120,7 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
     for name in _FORCED[:2]:
         if not re.fullmatch(r"\w+", value := forced.get(name, "default")):
             return columns, f"NCCL_{name}={value}, which is not one value"
-    silent = not said and not forced and "NCCL INFO" not in text
+    silent = not said and not forced and ("NCCL INFO" not in text or _ASKED_FOR.search(text))
     if silent and any(map(_WORD_OF_A_SETTING.fullmatch, re.findall(r"[a-z0-9]+", called.lower()))):
         return columns, _ONLY_NAMED
     return columns, None

@@ -155,6 +155,15 @@ def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp
     assert set(_read(tmp_path, ring_ll=free)[""].source) == {"default", "ring_ll"}
 
 
+def test_nccl_that_was_not_asked_what_it_was_told_says_nothing_of_it(tmp_path: Path) -> None:
+    lines = "node-a:4242:4242 [0] NCCL INFO Init COMPLETE\nnode-a:4242:4242 [0] NCCL INFO AllGather: 8 Bytes -> Algo 1\n"
+    tuned = SILENT.replace("# Out of", lines + "# Out of")
+    assert set(_read(tmp_path, default=tuned, g2_ring=tuned)[""].source) == {"default"}
+    assert list(read_library(tmp_path).skipped.values()) == [2]
+    told = tuned.replace(lines, lines + "node-a:4242:4242 [0] NCCL INFO NCCL_ALGO set by environment to Ring\n")
+    assert set(_read(tmp_path, g2_ring=told)[""].settings) == {"nccl", "ring/any"}
+
+
 @pytest.mark.parametrize("folder", ["ring", "auto_ll", "h100/tree/ll128", "RingLL128", "channels-8", "16ch"])
 def test_a_log_whose_folder_alone_says_what_was_forced_is_not_nccls_own_choice(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir(parents=True)
