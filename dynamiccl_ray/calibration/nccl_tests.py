@@ -17,7 +17,7 @@ from typing import Final
 from dynamiccl_ray.errors import ConfigError
 
 _RANK: Final = re.compile(
-    r"^#\s+Rank\s+(?P<rank>\d+).*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$", re.MULTILINE
+    r"^#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$", re.MULTILINE
 )
 _HEADER: Final = re.compile(
     r"^#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
@@ -128,9 +128,11 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
 
 def _about(path: Path, text: str) -> dict[str, str]:
     """Of one run: which collective, and on what."""
-    devices = {int(m["rank"]): (m["host"], m["gpu"]) for m in _RANK.finditer(text)}
-    if not devices:
+    ranks = list(_RANK.finditer(text))
+    if not ranks:
         raise ConfigError(f"{path}: no line '# Rank ...' says which GPUs took part; keep the header of nccl-tests")
+    # NCCL_TESTS_SPLIT makes several communicators side by side. The table is the first one's.
+    devices = {int(m["rank"]): (m["host"], m["gpu"]) for m in ranks if m["group"] == ranks[0]["group"]}
     hosts = {host for host, _ in devices.values()}
     if len(devices) % len(hosts):
         raise ConfigError(f"{path}: {len(devices)} ranks on {len(hosts)} hosts; expected as many on each")

@@ -87,6 +87,12 @@ def _read(tmp_path: Path, **logs: str) -> dict[str, Machine]:
     return {m.environment: m for m in read_library(tmp_path).machines}
 
 
+def test_ranks_of_other_groups_are_other_communicators(tmp_path: Path) -> None:
+    split = LOG.replace("Rank  1 Group  0", "Rank  1 Group  1").replace("Rank  3 Group  0", "Rank  3 Group  1")
+    read = _read(tmp_path, mine=split)[""]
+    assert (set(read.nodes.tolist()), set(read.gpus_per_node.tolist())) == ({2}, {1})
+
+
 def test_results_that_were_wrong_are_left_out(tmp_path: Path) -> None:
     wrong = LOG.replace("88.13   11.90    8.92      0", "8.13   11.90    8.92     37")
     assert _read(tmp_path, mine=wrong)[""].time_us.tolist() == [21.5]
