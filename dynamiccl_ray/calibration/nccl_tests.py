@@ -17,7 +17,8 @@ from typing import Final
 from dynamiccl_ray.errors import ConfigError
 
 _RANK: Final = re.compile(
-    r"^#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$", re.MULTILINE
+    r"^#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
+    re.MULTILINE,
 )
 _HEADER: Final = re.compile(
     r"^#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
@@ -26,6 +27,7 @@ _BEGINS: Final = re.compile(r"#\s+(nThread|Collective test starting)\b")
 # A line of the table, what nccl-tests says behind it, and NCCL's own lines.
 _OF_A_RUN: Final = re.compile(r"\s*\d|#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
 _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
+_COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
 # On a command line, or in a printed environment. What a shell exports holds for all runs that follow.
 _WRITTEN: Final = re.compile(r"\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)=([^\s'\"]+)")
@@ -171,13 +173,33 @@ def _runs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _collective(path: Path, text: str) -> str:
+    """As the program says, or its command, or the file's name, or what it computes."""
     if started := _STARTED.search(text):
         return started[1]
+    commands = {command for command in _COMMAND.findall(text) if command in _NAMES}
+    if len(commands) == 1:
+        return commands.pop()
     name = path.name.lower().replace("_", "").replace("-", "")
     found = [known for known in _NAMES if known.replace("_", "") in name]
+    if not found and (computed := _computed(text)):
+        return computed
     if not found:
         raise ConfigError(
             f"{path}: which collective? Neither the log nor its name says; name the file after one of "
             f"{', '.join(_NAMES)}"
         )
     return found[0]
+
+
+def _computed(text: str) -> str | None:
+    """What a table with operation and root shows of its collective: who reduces, to whom, and busbw over algbw, which
+    is 2(n-1)/n for an all-reduce and (n-1)/n for a reduce-scatter."""
+    rows = re.findall(r"^[ \t]*\d+ +\d+ +\w+ +(\w+) +(-?\d+) +[\d.]+ +([\d.]+) +([\d.]+) ", text, re.MULTILINE)
+    if not rows:
+        return None
+    operation, root, algorithm, bus = max(rows, key=lambda row: float(row[3]))
+    if operation == "none":
+        return "broadcast" if root != "-1" else None
+    if root != "-1":
+        return "reduce"
+    return "all_reduce" if float(bus) >= float(algorithm) else "reduce_scatter"

@@ -162,7 +162,9 @@ def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp
 
 
 def test_nccl_that_was_not_asked_what_it_was_told_says_nothing_of_it(tmp_path: Path) -> None:
-    lines = "node-a:4242:4242 [0] NCCL INFO Init COMPLETE\nnode-a:4242:4242 [0] NCCL INFO AllGather: 8 Bytes -> Algo 1\n"
+    lines = (
+        "node-a:4242:4242 [0] NCCL INFO Init COMPLETE\nnode-a:4242:4242 [0] NCCL INFO AllGather: 8 Bytes -> Algo 1\n"
+    )
     tuned = SILENT.replace("# Out of", lines + "# Out of")
     assert set(_read(tmp_path, default=tuned, g2_ring=tuned)[""].source) == {"default"}
     assert list(read_library(tmp_path).skipped.values()) == [2]
@@ -221,3 +223,29 @@ def test_a_process_alone_and_other_collectives_are_left_out(tmp_path: Path) -> N
 def test_the_name_of_an_older_log_says_which_collective(tmp_path: Path, name: str, is_of: Collective) -> None:
     older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
     assert set(_read(tmp_path, **{name: older})[""].collective.tolist()) == {is_of}
+
+
+def test_an_older_log_with_its_command_says_which_collective(tmp_path: Path) -> None:
+    older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
+    runs = "".join(f"mpirun -np 4 /opt/build/{name}_perf -b 8\n{older}" for name in ("broadcast", "reduce_scatter"))
+    read = _read(tmp_path, mine=runs)[""]
+    assert read.collective.tolist() == [Collective.BROADCAST] * 2 + [Collective.REDUCE_SCATTER] * 2
+
+
+@pytest.mark.parametrize(
+    ("operation", "root", "bus", "is_of"),
+    [
+        ("sum", "-1", "17.85", Collective.ALL_REDUCE),
+        ("max", "-1", " 8.92", Collective.REDUCE_SCATTER),
+        ("sum", " 0", "11.90", Collective.REDUCE),
+        ("none", " 0", "11.90", Collective.BROADCAST),
+    ],
+)
+def test_an_older_log_says_by_its_numbers_which_collective(
+    tmp_path: Path, operation: str, root: str, bus: str, is_of: Collective
+) -> None:
+    older = LOG.replace("# Collective test starting: all_gather_perf\n", "").replace(
+        "    none      -1", f"{operation:>8}{root:>8}"
+    )
+    older = older.replace("11.90    8.92", f"11.90   {bus}")
+    assert set(_read(tmp_path, mine=older)[""].collective.tolist()) == {is_of}
