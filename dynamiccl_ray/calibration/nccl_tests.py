@@ -17,15 +17,15 @@ from typing import Final
 from dynamiccl_ray.errors import ConfigError
 
 _RANK: Final = re.compile(
-    r"^#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
+    r"^[ \t]*#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
     re.MULTILINE,
 )
 _HEADER: Final = re.compile(
-    r"^#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
+    r"^[ \t]*#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
 )
-_BEGINS: Final = re.compile(r"#\s+(nThread|Collective test starting)\b")
+_BEGINS: Final = re.compile(r"\s*#\s+(nThread|Collective test starting)\b")
 # A line of the table, what nccl-tests says behind it, and NCCL's own lines.
-_OF_A_RUN: Final = re.compile(r"\s*\d|#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
+_OF_A_RUN: Final = re.compile(r"\s*\d|\s*#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
 _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
 _COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
@@ -34,8 +34,14 @@ _WRITTEN: Final = re.compile(r"\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)=(
 _EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*)")
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
 _SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
-# What mpirun --tag-output and srun -l put before each line.
-_TAG: Final = re.compile(r"^\s*(\[\d+,\d+\]<std\w+>:\s?|\d+:\s)", re.MULTILINE)
+# What mpirun --tag-output puts before each piece of a line; colours.
+_TAG: Final = re.compile(r"\[[^\s\[\]]*\b\d+,\d+\]<std\w+>:|\x1b\[[\d;]*[A-Za-z]")
+# What others put before each line: a time, srun -l, mpiexec -l, kubectl logs --prefix, Ray and SkyPilot.
+_BEFORE_LINE: Final = re.compile(
+    r"^[ \t]*(?:(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?|\d+:|\[\d+\]|\[pod/\S+\]"
+    r"|\([^()\n]*\bpid=\d+[^()\n]*\))[ \t])+",
+    re.MULTILINE,
+)
 # Time comes after size, count, type and, where the header names them, redop and root; then two bandwidths.
 _BEFORE_TIME, _TO_WRONG = 3, 3
 # Lines of other subsystems than NCCL's own choice of them, so that NCCL_DEBUG_SUBSYS was set, perhaps without ENV.
@@ -153,7 +159,7 @@ def _about(path: Path, text: str) -> dict[str, str]:
 def _text(path: Path) -> str:
     raw = path.read_bytes()
     coding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    return _TAG.sub("", raw.decode(coding, errors="replace"))
+    return _TAG.sub("", _BEFORE_LINE.sub("", raw.decode(coding, errors="replace")))
 
 
 def _runs(text: str) -> Iterator[tuple[int, str]]:

@@ -192,10 +192,40 @@ def test_what_is_not_one_algorithm_is_left_out(tmp_path: Path) -> None:
         assert list(read_library(tmp_path).skipped.values()) == [2]
 
 
-@pytest.mark.parametrize("tag", ["[1,0]<stdout>:", "[1,0]<stdout>: ", "0: "])
+@pytest.mark.parametrize(
+    "tag",
+    [
+        "[1,0]<stdout>:",
+        "[1,0]<stdout>: ",
+        "[prterun-node-a-4242@1,0]<stdout>: ",
+        "0: ",
+        " 0: ",
+        "[0] ",
+        "2026-01-02T03:04:05.123456789Z ",
+        "2026-01-02 03:04:05,123 ",
+        "2026-01-02T03:04:05.1Z [1,0]<stdout>:",
+        "[pod/nccl-launcher-x2x/main] ",
+        "(head, rank=0, pid=3808) [1,0]<stdout>:",
+        "    ",
+    ],
+)
 def test_what_a_launcher_puts_before_each_line_is_passed_over(tmp_path: Path, tag: str) -> None:
+    tagged = "".join(f"{tag}{line}\n" for line in (LOG + SILENT).splitlines())
+    assert _read(tmp_path, mine=tagged)[""].settings.tolist() == ["ring/ll128"] * 2 + ["nccl"] * 2
+
+
+def test_a_launcher_may_put_it_before_each_piece_of_a_line(tmp_path: Path) -> None:
+    tag = "[1,0]<stdout>:"
     tagged = "".join(f"{tag}{line}\n" for line in LOG.splitlines())
-    assert _read(tmp_path, mine=tagged)[""].settings.tolist() == ["ring/ll128"] * 2
+    tagged = tagged.replace("  -1    88.13", f"  -1{tag}    88.13").replace(
+        "      0    87.02", f"      0{tag}    87.02"
+    )
+    assert _read(tmp_path, mine=tagged)[""].time_us.tolist() == [21.5, 88.13]
+
+
+def test_colours_and_ends_of_lines_of_windows_are_passed_over(tmp_path: Path) -> None:
+    coloured = LOG.replace("# ", "\x1b[32m# ").replace("\n", "\x1b[0m\r\n")
+    assert _read(tmp_path, mine=coloured)[""].settings.tolist() == ["ring/ll128"] * 2
 
 
 def test_a_log_in_utf_16_is_read(tmp_path: Path) -> None:
