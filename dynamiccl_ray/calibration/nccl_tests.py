@@ -17,7 +17,8 @@ from typing import Final
 from dynamiccl_ray.errors import ConfigError
 
 _RANK: Final = re.compile(
-    r"^[ \t]*#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
+    r"^[ \t]*#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+"
+    r"\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
     re.MULTILINE,
 )
 _HEADER: Final = re.compile(
@@ -30,7 +31,7 @@ _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
 _COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
 # On a command line, or in a printed environment. What a shell exports holds for all runs that follow.
-_WRITTEN: Final = re.compile(r"\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)=([^\s'\"]+)")
+_WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=([^\s'\"]+)")
 _EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*)")
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
 _SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
@@ -44,6 +45,10 @@ _BEFORE_LINE: Final = re.compile(
 )
 # Time comes after size, count, type and, where the header names them, redop and root; then two bandwidths.
 _BEFORE_TIME, _TO_WRONG = 3, 3
+# A tuner that a library brings, which NCCL looks for by itself.
+_TUNER: Final = re.compile(
+    r"NCCL INFO (?:TUNER/Plugin: Using (?:tuner plugin )?|Using tuner plugin: )'?(?!internal)([\w-]+)"
+)
 # Lines of other subsystems than NCCL's own choice of them, so that NCCL_DEBUG_SUBSYS was set, perhaps without ENV.
 _ASKED_FOR: Final = re.compile(r"NCCL INFO .*( Bytes -> Algo |: opCount |=== System )")
 _ONLY_NAMED: Final = (
@@ -52,7 +57,9 @@ _ONLY_NAMED: Final = (
 )
 _FORCED: Final = ("ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS")
 # Of what else is set, this changes neither what NCCL chooses nor how fast that is.
-_OF_NO_EFFECT: Final = re.compile(r"DEBUG|DUMP|IFNAME|COMM_ID|HOSTID|IB_HCA|SOCKET_FAMILY")
+_OF_NO_EFFECT: Final = re.compile(
+    r"DEBUG|DUMP|IFNAME|COMM_ID|HOSTID|IB_HCA|SOCKET_FAMILY|^(HOME|ROOT|PATH|DIR|INCLUDE\w*|LIB\w*)$"
+)
 # In a name: an algorithm, a protocol, both, or a number of channels.
 _WORD_OF_A_SETTING: Final = re.compile(
     r"(ring|tree|collnet(direct|chain)?|nvls(tree)?|pat)?(ll128|ll|simple)?(\d*n?ch(annels?)?\d*)?"
@@ -109,9 +116,11 @@ def _whole_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
 def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """What NCCL was told in one run, as columns; and why that says nothing of what was forced, if it does not."""
     found = dict(_SET.findall(text))
-    kept = {name: value for name, value in exported.items() if name in _FORCED and value}
-    said = found or kept | dict(_WRITTEN.findall(text))
+    said = found or {name: value for name, value in exported.items() if value} | dict(_WRITTEN.findall(text))
     forced = {name: said.pop(name).lower() for name in _FORCED if name in said}
+    silent = not found and not forced and ("NCCL INFO" not in text or _ASKED_FOR.search(text))
+    if tuner := _TUNER.search(text):
+        said = {"TUNER_PLUGIN": tuner[1]} | said
     channels = forced.get("MAX_NCHANNELS", "")
     if channels != forced.get("MIN_NCHANNELS", ""):
         # A bound, not a number.
@@ -128,7 +137,6 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
     for name in _FORCED[:2]:
         if not re.fullmatch(r"\w+", value := forced.get(name, "default")):
             return columns, f"NCCL_{name}={value}, which is not one value"
-    silent = not said and not forced and ("NCCL INFO" not in text or _ASKED_FOR.search(text))
     if silent and any(map(_WORD_OF_A_SETTING.fullmatch, re.findall(r"[a-z0-9]+", called.lower()))):
         return columns, _ONLY_NAMED
     return columns, None

@@ -146,6 +146,33 @@ def test_where_nccl_was_told_something_else_it_is_another_machine(tmp_path: Path
     assert len(joined(read.values())) == 2, "its own choice is not that of the others"
 
 
+def test_what_else_a_command_tells_nccl_makes_another_machine(tmp_path: Path) -> None:
+    command = "mpirun -x NCCL_DEBUG=WARN -x NCCL_NVLS_ENABLE=0 -x NCCL_ALGO=Ring all_gather_perf -b 8\n"
+    read = _read(tmp_path, a=SILENT, b=command + SILENT, c=command.replace("NVLS_ENABLE", "HOME") + SILENT)
+    assert {m: set(of.settings) for m, of in read.items()} == {
+        "": {"nccl", "ring/any"},
+        "NCCL_NVLS_ENABLE=0": {"ring/any"},
+    }
+    # Nor is it NCCL's own choice where a command names other things and the file's name says what was forced.
+    assert set(_read(tmp_path, tree="mpirun -x NCCL_NVLS_ENABLE=0 x\n" + SILENT)[""].settings) == {"nccl", "ring/any"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "TUNER/Plugin: Using nccl_ofi_tuner (v3)",
+        "Using tuner plugin: 'nccl_ofi_tuner'",
+        "TUNER/Plugin: Using tuner plugin nccl_ofi_tuner",
+    ],
+)
+def test_where_a_tuner_of_another_chose_it_is_another_machine(tmp_path: Path, line: str) -> None:
+    own = LOG.replace("NCCL_ALGO set by environment to Ring", "TUNER/Plugin: Using internal tuner plugin.")
+    own = own.replace("NCCL_PROTO set by environment to LL128", "Using network AWS Libfabric")
+    tuned = own.replace("TUNER/Plugin: Using internal tuner plugin.", line)
+    read = _read(tmp_path, own=own, tuned=tuned)
+    assert {m: set(of.source) for m, of in read.items()} == {"": {"own"}, "NCCL_TUNER_PLUGIN=nccl_ofi_tuner": {"tuned"}}
+
+
 def test_a_log_whose_name_alone_says_what_was_forced_is_not_nccls_own_choice(tmp_path: Path) -> None:
     read = _read(tmp_path, default=SILENT, ring_ll=SILENT)[""]
     assert set(read.source) == {"default"}
