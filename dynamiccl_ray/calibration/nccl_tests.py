@@ -17,7 +17,7 @@ from typing import Final
 from dynamiccl_ray.errors import ConfigError
 
 _RANK: Final = re.compile(
-    r"^[ \t]*#\s+Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+"
+    r"^[ \t]*#?\s*Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+"
     r"\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
     re.MULTILINE,
 )
@@ -34,7 +34,11 @@ _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.M
 _WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=([^\s'\"]+)")
 _EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*)")
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
-_SUFFIXES: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
+_OF_LOGS: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
+# Programs that read logs have some in their texts.
+_OF_PROGRAMS: Final = re.compile(r"\.(py|ipynb|sh|go|jsx?|tsx?|cc?|cu|cpp|h|hpp|rs|html?|json|ya?ml)", re.IGNORECASE)
+_OF_PAGES: Final = re.compile(r"\.(md|markdown|rst)", re.IGNORECASE)
+_BEGINNING: Final = 8192
 # What mpirun --tag-output puts before each piece of a line; colours.
 _TAG: Final = re.compile(r"\[[^\s\[\]]*\b\d+,\d+\]<std\w+>:|\x1b\[[\d;]*[A-Za-z]")
 # What others put before each line: a time, srun -l, mpiexec -l, kubectl logs --prefix, Ray and SkyPilot.
@@ -55,6 +59,9 @@ _ONLY_NAMED: Final = (
     "only its name or a folder's says what was forced; run it with NCCL_DEBUG=INFO and ENV in NCCL_DEBUG_SUBSYS, if "
     "that is set, or write NCCL_ALGO=..., NCCL_PROTO=... on a line at its beginning"
 )
+_SPOKEN: Final = (
+    "a page that speaks of {}, of which log is not sure; put each log, behind its command, into a file of its own"
+)
 _FORCED: Final = ("ALGO", "PROTO", "MIN_NCHANNELS", "MAX_NCHANNELS")
 # Of what else is set, this changes neither what NCCL chooses nor how fast that is.
 _OF_NO_EFFECT: Final = re.compile(
@@ -67,8 +74,16 @@ _WORD_OF_A_SETTING: Final = re.compile(
 
 
 def is_nccl_tests(path: Path) -> bool:
-    """Whether a file is a log with a table of nccl-tests in it."""
-    return bool(_SUFFIXES.fullmatch(path.suffix) and _HEADER.search(_text(path)))
+    """Whether a file is a log with a table of nccl-tests in it. One that is not called so must have all that it takes,
+    and be text."""
+    if _OF_LOGS.fullmatch(path.suffix):
+        return bool(_HEADER.search(_text(path)))
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+    if _OF_PROGRAMS.fullmatch(path.suffix) or b"\0" in beginning:
+        return False
+    text = _text(path)
+    return bool(_HEADER.search(text) and _RANK.search(text))
 
 
 def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable[tuple[str, Mapping[str, str]]]:
@@ -79,7 +94,9 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
     Raises ConfigError where a run does not say which collective it is, or which GPUs took part.
     """
     exported: dict[str, str] = {}
-    for first, text in _runs(_text(path)):
+    page = _text(path)
+    spoken = _OF_PAGES.fullmatch(path.suffix) and re.search(rf"NCCL_({'|'.join(_FORCED)})", page)
+    for first, text in _runs(page):
         exported |= dict(_EXPORTED.findall(text))
         told, left_out = _told(str(path.relative_to(within).with_suffix("")), text, exported)
         position = of_wrong = None
@@ -88,6 +105,8 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
             if header := _HEADER.match(line):
                 position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
                 of_wrong = position + _TO_WRONG if header["wrong"] else None
+                if spoken and not _SET.search(text):
+                    left_out = left_out or _SPOKEN.format(spoken[0])
                 fixed = _about(path, text) | told
             words = line.split()
             if position is None or len(words) <= position + 2 or not words[0].isdecimal():

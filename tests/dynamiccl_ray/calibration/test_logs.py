@@ -255,6 +255,29 @@ def test_colours_and_ends_of_lines_of_windows_are_passed_over(tmp_path: Path) ->
     assert _read(tmp_path, mine=coloured)[""].settings.tolist() == ["ring/ll128"] * 2
 
 
+@pytest.mark.parametrize("name", ["output.dat.5", "result", "README.md", "job.e1234", "nccl.LOG", "x.stdout"])
+def test_a_log_may_be_called_anything(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(f"## All-gather\n\n```\n$ mpirun all_gather_perf\n{LOG}```\n")
+    assert read_library(tmp_path).machines[0].settings.tolist() == ["ring/ll128"] * 2
+
+
+def test_a_page_that_speaks_of_settings_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(f"### With `NCCL_PROTO=Simple`\n{SILENT}\n### Default\n{SILENT}")
+    assert set(_read(tmp_path, mine=LOG)[""].source) == {"mine"}
+    assert [why for why in read_library(tmp_path).skipped if "a page that speaks of NCCL_PROTO" in why]
+    # A page takes the sign for a heading.
+    (tmp_path / "README.md").write_text(SILENT.replace("#  Rank  0", "  Rank  0"))
+    assert set(_read(tmp_path)[""].source) == {"mine", "README"}
+
+
+def test_what_only_looks_like_a_log_is_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "parse.py").write_text(f'LOG = """{LOG}"""\n')
+    (tmp_path / "core.1234").write_bytes(b"\x7fELF\0" + LOG.encode())
+    (tmp_path / "README.md").write_text("\n".join(line for line in LOG.splitlines() if " Rank " not in line))
+    assert set(_read(tmp_path, mine=LOG)[""].source) == {"mine"}
+    assert list(read_library(tmp_path).skipped.values()) == [3]
+
+
 def test_a_log_in_utf_16_is_read(tmp_path: Path) -> None:
     (tmp_path / "job.o1234").write_text(LOG, encoding="utf-16")
     assert len(read_library(tmp_path).machines[0]) == 2
