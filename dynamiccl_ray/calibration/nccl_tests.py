@@ -14,8 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from dynamiccl_ray.errors import ConfigError
-
 _RANK: Final = re.compile(
     r"^[ \t]*#?\s*Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+"
     r"\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
@@ -88,10 +86,9 @@ def is_nccl_tests(path: Path) -> bool:
 
 def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable[tuple[str, Mapping[str, str]]]:
     """(where, row) for every line of the tables, out of place, in the columns of a CSV of measurements; ``environment``
-    has what else NCCL was told. What is left out is counted in ``skipped``, by why. ``within``: the directory of all
-    measurements; the folders below it may be named after what was forced.
-
-    Raises ConfigError where a run does not say which collective it is, or which GPUs took part.
+    has what else NCCL was told. What is left out, as a run that does not say which collective it is or which GPUs took
+    part, is counted in ``skipped``, by why. ``within``: the directory of all measurements; the folders below it may be
+    named after what was forced.
     """
     exported: dict[str, str] = {}
     page = _text(path)
@@ -107,7 +104,10 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
                 of_wrong = position + _TO_WRONG if header["wrong"] else None
                 if spoken and not _SET.search(text):
                     left_out = left_out or _SPOKEN.format(spoken[0])
-                fixed = _about(path, text) | told
+                try:
+                    fixed = _about(path, text) | told
+                except ValueError as e:
+                    left_out = left_out or str(e)
             words = line.split()
             if position is None or len(words) <= position + 2 or not words[0].isdecimal():
                 continue
@@ -162,15 +162,15 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
 
 
 def _about(path: Path, text: str) -> dict[str, str]:
-    """Of one run: which collective, and on what."""
+    """Of one run: which collective, and on what. Raises ValueError where it does not say."""
     ranks = list(_RANK.finditer(text))
     if not ranks:
-        raise ConfigError(f"{path}: no line '# Rank ...' says which GPUs took part; keep the header of nccl-tests")
+        raise ValueError("no line '# Rank ...' says which GPUs took part; keep the header of nccl-tests")
     # NCCL_TESTS_SPLIT makes several communicators side by side. The table is the first one's.
     devices = {int(m["rank"]): (m["host"], m["gpu"]) for m in ranks if m["group"] == ranks[0]["group"]}
     hosts = {host for host, _ in devices.values()}
     if len(devices) % len(hosts):
-        raise ConfigError(f"{path}: {len(devices)} ranks on {len(hosts)} hosts; expected as many on each")
+        raise ValueError(f"{len(devices)} ranks on {len(hosts)} hosts; expected as many on each")
     return {
         "source_id": path.stem,
         "collective": _collective(path, text),
@@ -206,7 +206,7 @@ def _runs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _collective(path: Path, text: str) -> str:
-    """As the program says, or its command, or the file's name, or what it computes."""
+    """As the program says, or its command, or the file's name, or what it computes; ValueError where none does."""
     if started := _STARTED.search(text):
         return started[1]
     commands = {command for command in _COMMAND.findall(text) if command in _NAMES}
@@ -217,9 +217,8 @@ def _collective(path: Path, text: str) -> str:
     if not found and (computed := _computed(text)):
         return computed
     if not found:
-        raise ConfigError(
-            f"{path}: which collective? Neither the log nor its name says; name the file after one of "
-            f"{', '.join(_NAMES)}"
+        raise ValueError(
+            f"which collective? Neither the log nor its name says; name the file after one of {', '.join(_NAMES)}"
         )
     return found[0]
 

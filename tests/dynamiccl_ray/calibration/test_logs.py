@@ -81,6 +81,17 @@ def test_a_log_without_ranks_is_refused(tmp_path: Path) -> None:
         read_library(tmp_path)
 
 
+def test_a_log_that_does_not_say_enough_does_not_keep_others_from_being_read(tmp_path: Path) -> None:
+    unnamed = LOG.replace("# Collective test starting: all_gather_perf\n", "")
+    uneven = "\n".join(line for line in LOG.splitlines() if "Rank  3" not in line)
+    cut = "\n".join(line for line in LOG.splitlines() if " Rank " not in line)
+    assert set(_read(tmp_path, a=LOG, unnamed=unnamed, uneven=uneven, cut=cut)[""].source) == {"a"}
+    cut_log, uneven_log, unnamed_log = sorted(read_library(tmp_path).skipped)
+    assert "which GPUs took part" in cut_log
+    assert "3 ranks on 2 hosts" in uneven_log
+    assert "which collective" in unnamed_log
+
+
 def _read(tmp_path: Path, **logs: str) -> dict[str, Machine]:
     for name, text in logs.items():
         (tmp_path / f"{name}.log").write_text(text)
