@@ -29,7 +29,7 @@ _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
 _COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
 # On a command line, or in a printed environment. What a shell exports holds for all runs that follow.
-_WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=([^\s'\"]+)")
+_WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=([^\s'\"`]*[^\s'\"`,.;:)])")
 _EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*)")
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
 _OF_LOGS: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
@@ -98,6 +98,7 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
         told, left_out = _told(str(path.relative_to(within).with_suffix("")), text, exported)
         position = of_wrong = None
         fixed: dict[str, str] = {}
+        rows = 0
         for number, line in _whole_lines(text, first):
             if header := _HEADER.match(line):
                 position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
@@ -111,11 +112,14 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
             words = line.split()
             if position is None or len(words) <= position + 2 or not words[0].isdecimal():
                 continue
+            rows += 1
             wrong = of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"])
             if why := left_out or (wrong and "results that were wrong"):
                 skipped[f"{path.name}: {why}"] += 1
             else:
                 yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
+        if not rows:
+            skipped[f"{path.name}: no line of a table; each must begin with a size, as nccl-tests prints it"] += 1
 
 
 def _whole_lines(text: str, first: int) -> Iterator[tuple[int, str]]:

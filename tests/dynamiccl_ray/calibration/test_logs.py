@@ -92,6 +92,13 @@ def test_a_log_that_does_not_say_enough_does_not_keep_others_from_being_read(tmp
     assert "which collective" in unnamed_log
 
 
+def test_a_log_without_a_line_of_a_table_is_counted(tmp_path: Path) -> None:
+    killed = LOG[: LOG.index("        1024 ")]
+    tagged = LOG.replace("        1024 ", "[STAT]: 1024 ").replace("     1048576 ", "[STAT]:1048576 ")
+    assert set(_read(tmp_path, a=LOG, killed=killed, tagged=tagged)[""].source) == {"a"}
+    assert list(read_library(tmp_path).skipped.values()) == [1, 1]
+
+
 def _read(tmp_path: Path, **logs: str) -> dict[str, Machine]:
     for name, text in logs.items():
         (tmp_path / f"{name}.log").write_text(text)
@@ -164,6 +171,9 @@ def test_what_else_a_command_tells_nccl_makes_another_machine(tmp_path: Path) ->
         "": {"nccl", "ring/any"},
         "NCCL_NVLS_ENABLE=0": {"ring/any"},
     }
+    spoken = "runs with `NCCL_ALGO=Tree`, NCCL_PROTO=LL.\n" + SILENT
+    assert "tree/ll" in _read(tmp_path, spoken=spoken)[""].settings
+    (tmp_path / "spoken.log").unlink()
     # Nor is it NCCL's own choice where a command names other things and the file's name says what was forced.
     assert set(_read(tmp_path, tree="mpirun -x NCCL_NVLS_ENABLE=0 x\n" + SILENT)[""].settings) == {"nccl", "ring/any"}
 
