@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from dynamiccl_ray.calibration.nccl_tests_json import as_log
+
 _RANK: Final = re.compile(
     r"^[ \t]*#?\s*Rank\s+(?P<rank>\d+)(?:\s+Group\s+(?P<group>\d+))?.*?\s+on\s+(?P<host>\S+)\s+device\s+\d+\s+"
     r"\[[^\]]*\]\s+(?P<gpu>.+?)\s*$",
@@ -34,7 +36,7 @@ _EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
 _OF_LOGS: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
 # Programs that read logs have some in their texts.
-_OF_PROGRAMS: Final = re.compile(r"\.(py|ipynb|sh|go|jsx?|tsx?|cc?|cu|cpp|h|hpp|rs|html?|json|ya?ml)", re.IGNORECASE)
+_OF_PROGRAMS: Final = re.compile(r"\.(py|ipynb|sh|go|jsx?|tsx?|cc?|cu|cpp|h|hpp|rs|html?|ya?ml)", re.IGNORECASE)
 _OF_PAGES: Final = re.compile(r"\.(md|markdown|rst)", re.IGNORECASE)
 _BEGINNING: Final = 8192
 # What mpirun --tag-output puts before each piece of a line; colours.
@@ -190,7 +192,8 @@ def _about(path: Path, text: str) -> dict[str, str]:
 def _text(path: Path) -> str:
     raw = path.read_bytes()
     coding = "utf-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
-    return _TAG.sub("", _BEFORE_LINE.sub("", raw.decode(coding, errors="replace")))
+    text = raw.decode(coding, errors="replace")
+    return as_log(text) if path.suffix.lower() == ".json" else _TAG.sub("", _BEFORE_LINE.sub("", text))
 
 
 def _runs(text: str) -> Iterator[tuple[int, str]]:
@@ -213,7 +216,7 @@ def _collective(path: Path, text: str) -> str:
     """As the program says, or its command, or the file's name, or what it computes; ValueError where none does."""
     if started := _STARTED.search(text):
         return started[1]
-    commands = {command for command in _COMMAND.findall(text) if command in _NAMES}
+    commands: set[str] = set(_COMMAND.findall(text)) & set(_NAMES)
     if len(commands) == 1:
         return commands.pop()
     name = path.name.lower().replace("_", "").replace("-", "")
