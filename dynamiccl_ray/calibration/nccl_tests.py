@@ -22,8 +22,11 @@ _RANK: Final = re.compile(
     re.MULTILINE,
 )
 _HEADER: Final = re.compile(
-    r"^[ \t]*#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?", re.MULTILINE
+    r"^[ \t]*#\s+size\s+count\s+type\s+(redop\s+)?(root\s+)?(?P<cpu>cpu)?time\s+algbw\s+busbw(?P<wrong>\s+#wrong)?",
+    re.MULTILINE,
 )
+# The header of rccl-tests -O 0, without times out of place.
+_IN_PLACE: Final = re.compile(r"^[ \t]*#\s+size\s+count\s+type(?!.*\btime\b.*\btime\b)", re.MULTILINE)
 _BEGINS: Final = re.compile(r"\s*#\s+(nThread|Collective test starting)\b")
 # A line of the table, what nccl-tests says behind it, and NCCL's own lines.
 _OF_A_RUN: Final = re.compile(r"\s*\d|\s*#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
@@ -98,30 +101,39 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
     for first, text in _runs(page):
         exported |= dict(_EXPORTED.findall(text))
         told, left_out = _told(str(path.relative_to(within).with_suffix("")), text, exported)
-        position = of_wrong = None
-        fixed: dict[str, str] = {}
+        if spoken and not _SET.search(text):
+            left_out = left_out or _SPOKEN.format(spoken[0])
+        try:
+            about = _about(path, text)
+        except ValueError as e:
+            about, left_out = {}, left_out or str(e)
         rows = 0
-        for number, line in _whole_lines(text, first):
-            if header := _HEADER.match(line):
-                position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
-                of_wrong = position + _TO_WRONG if header["wrong"] else None
-                if spoken and not _SET.search(text):
-                    left_out = left_out or _SPOKEN.format(spoken[0])
-                try:
-                    fixed = _about(path, text) | told
-                except ValueError as e:
-                    left_out = left_out or str(e)
-            words = line.split()
-            if position is None or len(words) <= position + 2 or not words[0].isdecimal():
-                continue
+        for where, size, time, wrong in _rows(path, text, first):
             rows += 1
-            wrong = of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"])
-            if why := left_out or (wrong and "results that were wrong"):
+            if why := left_out or wrong:
                 skipped[f"{path.name}: {why}"] += 1
             else:
-                yield f"{path}, line {number}", {**fixed, "bytes": words[0], "time_us": words[position]}
+                yield where, {**about, **told, "bytes": size, "time_us": time}
         if not rows:
             skipped[f"{path.name}: no line of a table; each must begin with a size, as nccl-tests prints it"] += 1
+
+
+def _rows(path: Path, text: str, first: int) -> Iterator[tuple[str, str, str, str]]:
+    """(where, size, time, why it is not to be believed) of every line of a run's table."""
+    position = of_wrong = None
+    of_cpu = False
+    for number, line in _whole_lines(text, first):
+        if header := _HEADER.match(line):
+            position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
+            of_wrong = position + _TO_WRONG if header["wrong"] else None
+            of_cpu = header["cpu"] is not None
+        words = line.split()
+        if position is None or len(words) <= position + 2 or not words[0].isdecimal():
+            continue
+        why = "times of the CPU, not of the collective; run it without -C" if of_cpu else ""
+        if of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
+            why = why or "results that were wrong"
+        yield f"{path}, line {number}", words[0], words[position], why
 
 
 def _whole_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
@@ -151,12 +163,14 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
         # A bound, not a number.
         said |= {name: forced[name] for name in _FORCED[2:] if name in forced}
         channels = ""
+    in_place = ["in-place"] if _IN_PLACE.search(text) else []
     columns = {
         "algo": forced.get("ALGO", "default"),
         "proto": forced.get("PROTO", "default"),
         "nchannels": channels,
         "environment": " ".join(
-            f"NCCL_{name}={value}" for name, value in sorted(said.items()) if not _OF_NO_EFFECT.search(name)
+            [f"NCCL_{name}={value}" for name, value in sorted(said.items()) if not _OF_NO_EFFECT.search(name)]
+            + in_place
         ),
     }
     for name in _FORCED[:2]:

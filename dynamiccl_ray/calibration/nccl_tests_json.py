@@ -32,7 +32,7 @@ def _lines(run: Mapping[str, Any]) -> Iterator[str]:
     for name, _, value in (variable.partition("=") for variable in run["env"]):
         if name.startswith("NCCL_") and value:
             yield f"NCCL INFO {name} set by environment to {value}"
-    yield "#  size  count  type  redop  root  time  algbw  busbw  #wrong"
+    yield "#  size  count  type  redop  root" + 2 * "  time  algbw  busbw  #wrong"
     for row in run["results"]:
         placed = row["out_of_place"]
         # A run under -C has cpu_time, which is not how long the collective took.

@@ -117,6 +117,20 @@ def test_results_that_were_wrong_are_left_out(tmp_path: Path) -> None:
     assert read_library(tmp_path).skipped == {"mine.log: results that were wrong": 1}
 
 
+def test_times_of_the_cpu_are_left_out(tmp_path: Path) -> None:
+    assert set(_read(tmp_path, a=LOG, cpu=LOG.replace(" time ", " cputime "))[""].source) == {"a"}
+    assert list(read_library(tmp_path).skipped) == [
+        "cpu.log: times of the CPU, not of the collective; run it without -C"
+    ]
+
+
+def test_times_in_place_alone_are_of_another_machine(tmp_path: Path) -> None:
+    in_place = "\n".join(line[:89] if line[:7].strip(" #") in ("", "size") else line for line in LOG.splitlines())
+    assert in_place.count(" time ") == 1
+    read = _read(tmp_path, a=LOG, b=in_place)
+    assert {m: of.time_us.tolist() for m, of in read.items()} == {"": [21.5, 88.13], "in-place": [21.5, 88.13]}
+
+
 def test_results_that_nobody_checked_are_read(tmp_path: Path) -> None:
     assert len(_read(tmp_path, mine=LOG.replace("      0    ", "    N/A    "))[""]) == 2
 
