@@ -42,6 +42,7 @@ _OF_LOGS: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
 _OF_PROGRAMS: Final = re.compile(r"\.(py|ipynb|sh|go|jsx?|tsx?|cc?|cu|cpp|h|hpp|rs|html?|ya?ml)", re.IGNORECASE)
 _OF_PAGES: Final = re.compile(r"\.(md|markdown|rst)", re.IGNORECASE)
 _BEGINNING: Final = 8192
+_MOST_BYTES: Final = 2**26
 # What mpirun --tag-output puts before each piece of a line; colours.
 _TAG: Final = re.compile(r"\[[^\s\[\]]*\b\d+,\d+\]<std\w+>:|\x1b\[[\d;]*[A-Za-z]")
 # What others put before each line: a time, srun -l, mpiexec -l, kubectl logs --prefix, Ray and SkyPilot.
@@ -78,12 +79,12 @@ _WORD_OF_A_SETTING: Final = re.compile(
 
 def is_nccl_tests(path: Path) -> bool:
     """Whether a file is a log with a table of nccl-tests in it. One that is not called so must have all that it takes,
-    and be text."""
+    and be text of no more than 64 MiB."""
     if _OF_LOGS.fullmatch(path.suffix):
         return bool(_HEADER.search(_text(path)))
     with path.open("rb") as file:
         beginning = file.read(_BEGINNING)
-    if _OF_PROGRAMS.fullmatch(path.suffix) or b"\0" in beginning:
+    if _OF_PROGRAMS.fullmatch(path.suffix) or b"\0" in beginning or path.stat().st_size > _MOST_BYTES:
         return False
     text = _text(path)
     return bool(_HEADER.search(text) and _RANK.search(text))
@@ -227,21 +228,23 @@ def _runs(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _collective(path: Path, text: str) -> str:
-    """As the program says, or its command, or the file's name, or what it computes; ValueError where none does."""
+    """As the program says, or its command, or the file's name, or what it computes, or the folder's name; ValueError
+    where none does."""
     if started := _STARTED.search(text):
         return started[1]
     commands: set[str] = set(_COMMAND.findall(text)) & set(_NAMES)
     if len(commands) == 1:
         return commands.pop()
-    name = path.name.lower().replace("_", "").replace("-", "")
-    found = [known for known in _NAMES if known.replace("_", "") in name]
-    if not found and (computed := _computed(text)):
-        return computed
-    if not found:
-        raise ValueError(
-            f"which collective? Neither the log nor its name says; name the file after one of {', '.join(_NAMES)}"
-        )
-    return found[0]
+    if found := _named(path.name) or _computed(text) or _named(path.parent.name):
+        return found
+    raise ValueError(
+        f"which collective? Neither the log nor its name says; name the file after one of {', '.join(_NAMES)}"
+    )
+
+
+def _named(name: str) -> str | None:
+    plain = name.lower().replace("_", "").replace("-", "")
+    return next((known for known in _NAMES if known.replace("_", "") in plain), None)
 
 
 def _computed(text: str) -> str | None:

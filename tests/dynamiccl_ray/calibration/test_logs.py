@@ -364,3 +364,13 @@ def test_an_older_log_says_by_its_numbers_which_collective(
     )
     older = older.replace("11.90    8.92", f"11.90   {bus}")
     assert set(_read(tmp_path, mine=older)[""].collective.tolist()) == {is_of}
+
+
+def test_the_folder_of_an_older_log_may_say_which_collective(tmp_path: Path) -> None:
+    (tmp_path / "All_Gather").mkdir()
+    older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
+    (tmp_path / "All_Gather" / "2n.txt").write_text(older)
+    assert set(read_library(tmp_path).machines[0].collective.tolist()) == {Collective.ALL_GATHER}
+    # What the numbers say goes before that.
+    (tmp_path / "All_Gather" / "2n.txt").write_text(older.replace("    none      -1", "     sum       0"))
+    assert set(read_library(tmp_path).machines[0].collective.tolist()) == {Collective.REDUCE}
