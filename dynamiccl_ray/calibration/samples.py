@@ -178,7 +178,10 @@ def _rows(path: Path, within: Path, skipped: Counter[str]) -> Iterable[dict[str,
     if _is_csv(path):
         try:
             with path.open(newline="", encoding="utf-8-sig") as file:
-                reader = csv.DictReader(file, restval="")
+                header = file.readline()
+                file.seek(0)
+                between = max(",;\t", key=header.count)
+                reader = csv.DictReader(file, restval="", delimiter=between, skipinitialspace=True)
                 missing = [c for c in COLUMNS if c not in (reader.fieldnames or ())]
                 raw: Iterable[tuple[str, Mapping[str, str]]] = [
                     (f"{path}, line {reader.line_num}", {"environment": "", **row}) for row in reader if not missing

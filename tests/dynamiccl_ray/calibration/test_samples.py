@@ -61,6 +61,13 @@ def test_a_table_that_a_spreadsheet_wrote_is_read(tmp_path: Path, suffix: str) -
     assert [len(m) for m in read_library(tmp_path).machines] == [1]
 
 
+@pytest.mark.parametrize("between", [";", "\t", ", "])
+def test_fields_may_be_separated_as_spreadsheets_do(tmp_path: Path, between: str) -> None:
+    write(tmp_path / "a.csv", [{}, {"algo": "ring", "proto": "ll"}])
+    (tmp_path / "a.csv").write_text((tmp_path / "a.csv").read_text().replace(",", between))
+    assert read_library(tmp_path).machines[0].settings.tolist() == ["nccl", "ring/ll"]
+
+
 @pytest.mark.parametrize("text", ["é".encode("latin-1"), "é".encode("utf-16"), b'"' + b"x" * 200_000])
 def test_a_table_that_is_no_csv_is_named(tmp_path: Path, text: bytes) -> None:
     write(tmp_path / "a.csv", [{}])
