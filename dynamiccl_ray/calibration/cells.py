@@ -68,8 +68,8 @@ def cells(machine: Machine) -> list[Cell]:
 
 def joined(machines: Iterable[Machine]) -> list[Machine]:
     """The same machines, but for those of one hardware (``gpu``, ``intra``, ``inter``) and one environment whose tables
-    belong together: no table has both NCCL's own choice and forced settings, and together they have. Such are one
-    machine."""
+    belong together: no table has both NCCL's own choice and forced settings, and together they have; or each has one
+    forced setting, which no other has. Such are one machine."""
     alike: dict[tuple[str, str, str, str], list[Machine]] = {}
     for machine in machines:
         alike.setdefault((machine.gpu, machine.intra, machine.inter, machine.environment), []).append(machine)
@@ -77,7 +77,9 @@ def joined(machines: Iterable[Machine]) -> list[Machine]:
     for of in alike.values():
         own, forced = [bool(_own(m).any()) for m in of], [bool(m.forced.any()) for m in of]
         apart = not any(a and b for a, b in zip(own, forced, strict=True))
-        result += [_join(of)] if apart and any(own) and any(forced) else of
+        settings = [setting for machine in of for setting in set(machine.settings.tolist())]
+        one_each = len(of) > 1 and len(settings) == len(of) == len(set(settings)) and all(forced)
+        result += [_join(of)] if (apart and any(own) and any(forced)) or one_each else of
     return result
 
 

@@ -64,6 +64,17 @@ def test_logs_of_one_directory_are_one_machine_one_for_each_setting(tmp_path: Pa
     assert named.name == "h100-lab"
 
 
+def test_folders_of_one_forced_setting_each_are_one_machine(tmp_path: Path) -> None:
+    for algorithm in ("ring", "tree", "nvls"):
+        (tmp_path / algorithm).mkdir()
+        (tmp_path / algorithm / "1.log").write_text(LOG.replace("to Ring", f"to {algorithm}"))
+    (one,) = joined(read_library(tmp_path).machines)
+    assert (one.name, len(one)) == ("nvls + ring + tree", 6)
+    # Where two have the same setting, they are two machines, or two sessions.
+    (tmp_path / "tree" / "1.log").write_text(LOG)
+    assert len(joined(read_library(tmp_path).machines)) == 3
+
+
 def test_an_older_log_is_known_by_its_name(tmp_path: Path) -> None:
     older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
     older = older.replace("  redop    root  ", "   ").replace("    none      -1", "")
