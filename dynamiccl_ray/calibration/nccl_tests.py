@@ -53,6 +53,7 @@ _BEFORE_LINE: Final = re.compile(
 )
 # Time comes after size, count, type and, where the header names them, redop and root; then two bandwidths.
 _BEFORE_TIME, _TO_WRONG = 3, 3
+_NUMBER: Final = re.compile(r"\d+(\.\d*)?(e[+-]?\d+)?")
 # A tuner that a library brings, which NCCL looks for by itself.
 _TUNER: Final = re.compile(
     r"NCCL INFO (?:TUNER/Plugin: Using (?:tuner plugin )?|Using tuner plugin: )'?(?!internal)([\w-]+)"
@@ -125,16 +126,26 @@ def _rows(path: Path, text: str, first: int) -> Iterator[tuple[str, str, str, st
     of_cpu = False
     for number, line in _whole_lines(text, first):
         if header := _HEADER.match(line):
-            position = _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
+            position = _time_at(header)
             of_wrong = position + _TO_WRONG if header["wrong"] else None
             of_cpu = header["cpu"] is not None
         words = line.split()
-        if position is None or len(words) <= position + 2 or not words[0].isdecimal():
+        if position is None or not words or not _is_row(words, position):
             continue
         why = "times of the CPU, not of the collective; run it without -C" if of_cpu else ""
+        if not all(map(_NUMBER.fullmatch, words[position : position + 3])):
+            why = why or "lines that other output cuts"
         if of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
             why = why or "results that were wrong"
         yield f"{path}, line {number}", words[0], words[position], why
+
+
+def _time_at(header: re.Match[str]) -> int:
+    return _BEFORE_TIME + sum(header[i] is not None for i in (1, 2))
+
+
+def _is_row(words: list[str], time: int) -> bool:
+    return words[0].isdecimal() and len(words) > time + 2
 
 
 def _whole_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
@@ -248,14 +259,22 @@ def _named(name: str) -> str | None:
 
 
 def _computed(text: str) -> str | None:
-    """What a table with operation and root shows of its collective: who reduces, to whom, and busbw over algbw, which
-    is 2(n-1)/n for an all-reduce and (n-1)/n for a reduce-scatter."""
-    rows = re.findall(r"^[ \t]*\d+ +\d+ +\w+ +(\w+) +(-?\d+) +[\d.]+ +([\d.]+) +([\d.]+) ", text, re.MULTILINE)
+    """What a table shows of its collective: whether it reduces, whether it has a root, and busbw over algbw, which is
+    2(n-1)/n for an all-reduce and (n-1)/n for a reduce-scatter. A table of an old nccl-tests has only those columns
+    that its collective needs."""
+    header = _HEADER.search(text)
+    if header is None:
+        return None
+    time = _time_at(header)
+    rows = [words for _, line in _whole_lines(text, 0) if (words := line.split()) and _is_row(words, time)]
+    rows = [words for words in rows if all(map(_NUMBER.fullmatch, words[time : time + 3]))]
     if not rows:
         return None
-    operation, root, algorithm, bus = max(rows, key=lambda row: float(row[3]))
-    if operation == "none":
-        return "broadcast" if root != "-1" else None
-    if root != "-1":
-        return "reduce"
-    return "all_reduce" if float(bus) >= float(algorithm) else "reduce_scatter"
+    last = max(rows, key=lambda words: float(words[time + 2]))
+    reduces = header[1] is not None and last[3] != "none"
+    rooted = header[2] is not None and last[time - 1] != "-1"
+    if rooted:
+        return "reduce" if reduces else "broadcast"
+    if not reduces:
+        return None
+    return "all_reduce" if float(last[time + 2]) >= float(last[time + 1]) else "reduce_scatter"

@@ -377,6 +377,31 @@ def test_an_older_log_says_by_its_numbers_which_collective(
     assert set(_read(tmp_path, mine=older)[""].collective.tolist()) == {is_of}
 
 
+@pytest.mark.parametrize(
+    ("columns", "values", "bus", "is_of"),
+    [
+        ("   redop", "     sum", "17.85", Collective.ALL_REDUCE),
+        ("   redop", "     sum", " 8.92", Collective.REDUCE_SCATTER),
+        ("    root", "       0", "11.90", Collective.BROADCAST),
+        ("   redop    root", "     sum       0", "11.90", Collective.REDUCE),
+    ],
+)
+def test_the_columns_of_the_oldest_logs_say_which_collective(
+    tmp_path: Path, columns: str, values: str, bus: str, is_of: Collective
+) -> None:
+    oldest = LOG.replace("# Collective test starting: all_gather_perf\n", "").replace("#wrong", " error")
+    oldest = oldest.replace("   redop    root", columns).replace("    none      -1", values)
+    oldest = oldest.replace("11.90    8.92", f"11.90   {bus}").replace("Group  0 ", "")
+    read = _read(tmp_path, mine=oldest)[""]
+    assert (set(read.collective.tolist()), read.time_us.tolist()) == ({is_of}, [21.5, 88.13])
+
+
+def test_a_line_that_other_output_cuts_is_left_out(tmp_path: Path) -> None:
+    cut = LOG.replace("-1    88.13", "-1[enqueue.cu:1097] <kernel> quit, 3 times").replace("#wrong", " error")
+    assert _read(tmp_path, mine=cut)[""].time_us.tolist() == [21.5]
+    assert read_library(tmp_path).skipped == {"mine.log: lines that other output cuts": 1}
+
+
 def test_the_folder_of_an_older_log_may_say_which_collective(tmp_path: Path) -> None:
     (tmp_path / "All_Gather").mkdir()
     older = LOG.replace("# Collective test starting: all_gather_perf\n", "")
