@@ -35,7 +35,14 @@ _COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
 # On a command line, or in a printed environment. What a shell exports holds for all runs that follow.
 _WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=([^\s'\"`]*[^\s'\"`,.;:)])")
-_EXPORTED: Final = re.compile(r"\b(?:export|unset) +['\"]?NCCL_(\w+)=?([^\s'\"]*)")
+_EXPORTS: Final = re.compile(r"\b(?:export|unset) .*")
+_EXPORTED: Final = re.compile(r"\bNCCL_([A-Z]\w*)(?:=([^\s'\"]*)|(?![^\s'\"]))")
+# A run's own command, or a setting that it names, if only to say that it is empty.
+_SHOWS: Final = re.compile(r"^(?![ \t]*#).*_perf\b|\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)\b", re.MULTILINE)
+_AFTER_OTHERS: Final = (
+    "it does not say what was forced, and a run before it in the file does; write its command before it, or NCCL_ALGO= "
+    "where nothing was"
+)
 _NAMES: Final = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "sendrecv")
 _OF_LOGS: Final = re.compile(r"\.(txt|log|out|o\d+)", re.IGNORECASE)
 # Programs that read logs have some in their texts.
@@ -98,13 +105,17 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
     named after what was forced.
     """
     exported: dict[str, str] = {}
+    shown = False
     page = _text(path)
     spoken = _OF_PAGES.fullmatch(path.suffix) and re.search(rf"NCCL_({'|'.join(_FORCED)})", page)
     for first, text in _runs(page):
-        exported |= dict(_EXPORTED.findall(text))
+        exported |= dict(_EXPORTED.findall(" ".join(_EXPORTS.findall(text))))
         told, left_out = _told(str(path.relative_to(within).with_suffix("")), text, exported)
         if spoken and not _SET.search(text):
             left_out = left_out or _SPOKEN.format(spoken[0])
+        if shown and exported.keys().isdisjoint(_FORCED) and "NCCL INFO" not in text and not _SHOWS.search(text):
+            left_out = left_out or _AFTER_OTHERS
+        shown = shown or any(name in _FORCED for name, _ in _WRITTEN.findall(text))
         try:
             about = _about(path, text)
         except ValueError as e:

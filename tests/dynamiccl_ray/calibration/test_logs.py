@@ -178,6 +178,19 @@ def test_what_a_shell_exports_holds_for_the_runs_that_follow(tmp_path: Path) -> 
     assert read.settings.tolist() == ["nccl"] * 2 + ["ring/any"] * 2 + ["ring/ll"] * 2 + ["any/ll"] * 2
 
 
+def test_one_line_may_export_several(tmp_path: Path) -> None:
+    read = _read(tmp_path, mine="+ export A=/NCCL_2.20/lib NCCL_ALGO=Ring NCCL_PROTO=LL\n" + SILENT + SILENT)[""]
+    assert (read.settings.tolist(), read.environment) == (["ring/ll"] * 4, "")
+
+
+def test_a_run_that_shows_nothing_after_one_that_does_is_not_nccls_own_choice(tmp_path: Path) -> None:
+    # The environment, printed once: it may hold for both.
+    assert set(_read(tmp_path, env="NCCL_ALGO=Ring\n" + SILENT + SILENT)[""].settings) == {"ring/any"}
+    assert [why for why in read_library(tmp_path).skipped if "a run before it in the file does" in why]
+    shown = "NCCL_ALGO=Ring\n" + SILENT + "$ mpirun all_gather_perf -b 8\n" + SILENT
+    assert _read(tmp_path, env=shown)[""].settings.tolist() == ["ring/any"] * 2 + ["nccl"] * 2
+
+
 def test_where_nccl_was_told_something_else_it_is_another_machine(tmp_path: Path) -> None:
     told = LOG.replace("NCCL_ALGO set by environment to Ring", "NCCL_NVLS_ENABLE set by environment to 0")
     told = told.replace("NCCL_PROTO set by environment to LL128", "NCCL_MAX_NCHANNELS set by environment to 4")
