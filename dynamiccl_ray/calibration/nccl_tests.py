@@ -81,7 +81,7 @@ _OF_NO_EFFECT: Final = re.compile(
 )
 # In a name: an algorithm, a protocol, both, or a number of channels.
 _WORD_OF_A_SETTING: Final = re.compile(
-    r"(ring|tree|collnet(direct|chain)?|nvls(tree)?|pat)?(ll128|ll|simple)?(\d*n?ch(annels?)?\d*)?"
+    r"(ring|tree|collnet(direct|chain)?|nvls(tree)?|pat)?(ll128|ll|simple)?(\d+n?ch(annels?)?|n?ch\d+|n?channels?\d*)?"
 )
 
 

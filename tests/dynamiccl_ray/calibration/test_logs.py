@@ -266,6 +266,13 @@ def test_a_log_whose_folder_alone_says_what_was_forced_is_not_nccls_own_choice(t
     assert [why for why in read_library(tmp_path).skipped if "a folder's says what was forced" in why]
 
 
+@pytest.mark.parametrize("folder", ["cscs.ch", "ringing-llama", "2026_h100x8", "chapter18"])
+def test_other_words_of_a_folder_say_nothing(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "1.txt").write_text(SILENT)
+    assert set(read_library(tmp_path).machines[0].settings) == {"nccl"}
+
+
 @pytest.mark.parametrize("folder", ["ring-cluster", "graphs", "2026", "h100_8"])
 def test_what_the_directory_itself_is_called_says_nothing(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir()
