@@ -78,7 +78,7 @@ def joined(machines: Iterable[Machine]) -> list[Machine]:
         own, forced = [bool(_own(m).any()) for m in of], [bool(m.forced.any()) for m in of]
         apart = not any(a and b for a, b in zip(own, forced, strict=True))
         settings = [setting for machine in of for setting in set(machine.settings.tolist())]
-        one_each = len(of) > 1 and len(settings) == len(of) == len(set(settings)) and all(forced)
+        one_each = len(of) > 1 and len(settings) == len(of) == len(set(settings))
         result += [_join(of)] if (apart and any(own) and any(forced)) or one_each else of
     return result
 

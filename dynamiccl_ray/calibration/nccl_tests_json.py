@@ -30,7 +30,7 @@ def _lines(run: Mapping[str, Any]) -> Iterator[str]:
             )
     yield "NCCL INFO environment"
     for name, _, value in (variable.partition("=") for variable in run["env"]):
-        if name.startswith("NCCL_") and value:
+        if name.startswith("NCCL_"):
             yield f"NCCL INFO {name} set by environment to {value}"
     yield "#  size  count  type  redop  root" + 2 * "  time  algbw  busbw  #wrong"
     for row in run["results"]:
