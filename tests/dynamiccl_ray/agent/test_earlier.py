@@ -62,6 +62,20 @@ def test_a_run_says_what_it_measured_and_nothing_else() -> None:
     assert np.isnan(said[:, OWN_PAIR]).all(), "that is measured"
 
 
+def test_what_was_decided_in_shadow_hides_nothing_that_was_tried() -> None:
+    """A run that was in shadow first decided the same there, and never knew its time."""
+    pair = int(flat_action(PAIR, 0, 0))
+    of = Decisions(
+        key=np.full(3, _key(MIB)),
+        action=np.array([OWN_ACTION, pair, pair]),
+        samples=np.full(3, 100.0),
+        log_us=np.array([3.0, np.nan, 2.8]),
+        own_log_us=np.array([np.nan, 3.0, 3.0]),
+        anew=np.zeros(3, np.int64),
+    )
+    assert _said(Earlier([[record(16, 2, "", of)]]), MIB) == [pytest.approx(-0.2)]
+
+
 def test_only_communicators_of_the_same_shape_and_name_are_told() -> None:
     earlier = Earlier([[_record({MIB: -0.2}, name="dp")]])
     assert _said(earlier, MIB, name="dp") == _said(earlier, MIB) == [pytest.approx(-0.2)]
