@@ -180,7 +180,7 @@ class Communicator:
 
     def weigh(self, decisions: npt.NDArray[Any]) -> None:
         """Decisions (``DECISION_DTYPE``) that are over: what tuning has gained so far, with all that was tried."""
-        known = decisions[np.isfinite(decisions["own_us"])]
+        known = decisions[np.isfinite(decisions["own_us"] + decisions["got_us"])]
         self.took_us += float((known["samples"] * known["got_us"]).sum())
         self.own_us += float((known["samples"] * known["own_us"]).sum())
 

@@ -224,7 +224,7 @@ class Coordinator:
             keys = comm.keys[positions(comm.rows, due.row[mine])]
             terms = comm.reward.terms(due.outcome.part(mine), keys, part.collectives, max_channels=comm.max_channels)
             rewards[part.comm] = total(terms)
-            over = decisions(closed, comm.rows, comm.keys)
+            over = decisions(closed, comm.rows, comm.keys, applied=self.context.apply)
             comm.weigh(over)
             if self._observer is not None:
                 self._observer(
@@ -241,7 +241,6 @@ class Coordinator:
                         judged=keys,
                         terms=terms,
                         decisions=over,
-                        applied=self.context.apply,
                     )
                 )
         return rewards

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.actors.messages import COLLECTIVE_DTYPE, NOT_KNOWN, Collectives
 from dynamiccl_ray.actors.status import DECISION_DTYPE, SAMPLE_DTYPE
 from dynamiccl_ray.arrays import Float64, Int64
@@ -132,8 +133,9 @@ def positions(of: Int64, values: Int64) -> Int64:
     return order[np.searchsorted(of, values, sorter=order)]
 
 
-def decisions(closed: Verdicts, rows: Int64, keys: Int64) -> npt.NDArray[Any]:
-    """(D,) of ``DECISION_DTYPE``, those of some keys, whose ``rows`` in the loop these are."""
+def decisions(closed: Verdicts, rows: Int64, keys: Int64, *, applied: bool) -> npt.NDArray[Any]:
+    """(D,) of ``DECISION_DTYPE``, those of some keys, whose ``rows`` in the loop these are. What was not ``applied``,
+    as in shadow, was never tried: what was measured is NCCL's own choice."""
     mine = np.flatnonzero(np.isin(closed.rows, rows))
     out = np.zeros(len(mine), DECISION_DTYPE)
     out["key"] = keys[positions(rows, closed.rows[mine])]
@@ -144,4 +146,6 @@ def decisions(closed: Verdicts, rows: Int64, keys: Int64) -> npt.NDArray[Any]:
     )
     for name, of in (("expected_us", closed.expected), ("got_us", closed.got), ("own_us", closed.baseline)):
         out[name] = np.exp(of[mine])
+    if not applied:
+        out["got_us"][out["action"] != OWN_ACTION] = np.nan
     return out

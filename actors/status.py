@@ -45,7 +45,7 @@ DECISION_DTYPE: Final = np.dtype(
     ]
 )
 """One decision that has come to its end: ``why`` (of ``WHY``) the flat action was taken, geometric means of what the
-action had taken before it, what it took, and what NCCL's own choice takes; NaN for what was not known."""
+action had taken before it, what it took, and what NCCL's own choice takes; NaN for what was not known or not tried."""
 WHY: Final = ("own choice", "drawn", "compared", "best", "checked")
 """To know NCCL's own choice; drawn from the policy, or where it would have repeated what is known, a pair that NCCL
 believes in; to find the best of those that contend; because it is the best; because of an alarm."""
@@ -74,8 +74,6 @@ class Epoch:
     """Of the reward, (R,) each; NaN where there was nothing to judge."""
     decisions: npt.NDArray[Any] = field(default_factory=lambda: np.zeros(0, DECISION_DTYPE))
     """(D,) of ``DECISION_DTYPE``, those that came to their end."""
-    applied: bool = True
-    """Whether tables were in force. Without, as in shadow, what was measured is NCCL's own choice."""
 
 
 @dataclass(frozen=True, kw_only=True)

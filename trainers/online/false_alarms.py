@@ -34,8 +34,9 @@ def false_alarms(
     for epoch in observed:
         if events and came_after(int(epoch.samples["dseq"].max(initial=0)), epoch.number, events[0]):
             continue
-        took_us += float((epoch.decisions["samples"] * epoch.decisions["got_us"]).sum())
-        for decision in epoch.decisions:
+        tried = epoch.decisions[np.isfinite(epoch.decisions["got_us"])]
+        took_us += float((tried["samples"] * tried["got_us"]).sum())
+        for decision in tried:
             of, n, us = (epoch.comm, int(decision["key"])), int(decision["samples"]), float(decision["got_us"])
             if of not in raised:
                 continue

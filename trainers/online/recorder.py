@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, OWN_ACTION, action_of, action_parts
+from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS, action_of, action_parts
 from dynamiccl_ray.actors.episodes import Experience
 from dynamiccl_ray.actors.status import WHY, Epoch
 from dynamiccl_ray.agent.observation import SIZE
@@ -257,9 +257,7 @@ class Recorder:
         of = epoch.decisions
         n = len(of)
         names = {flat: action_of(flat).name for flat in np.unique(of["action"]).tolist()}
-        # What was decided without being applied was never tried.
-        got_us = np.where(epoch.applied | (of["action"] == OWN_ACTION), of["got_us"], np.nan)
-        times = [pa.array(column, from_pandas=True) for column in (of["expected_us"], got_us, of["own_us"])]
+        times = [pa.array(of[name], from_pandas=True) for name in ("expected_us", "got_us", "own_us")]
         columns = [
             pa.DictionaryArray.from_arrays(np.zeros(n, np.int8), [self._run]),
             np.full(n, time.time()),

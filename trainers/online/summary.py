@@ -124,7 +124,7 @@ def _whole(status: Status, observed: list[Epoch]) -> dict[str, Any]:
     """What the run was to the job, with all that was tried; None for what is not known."""
     worst: dict[str, Any] | None = None
     for epoch in observed:
-        of = epoch.decisions[epoch.decisions["own_us"] > 0]
+        of = epoch.decisions[np.isfinite(epoch.decisions["got_us"]) & (epoch.decisions["own_us"] > 0)]
         for decision in of[np.argsort(of["got_us"] / of["own_us"])[-1:]]:
             ratio = float(decision["got_us"] / decision["own_us"])
             if worst is None or ratio > worst["vs_nccl"]:

@@ -212,6 +212,8 @@ def test_observe_and_shadow_change_nothing(tmp_path: Path, job: str, mode: str) 
     assert {of["action"] for of in decided if of["got_us"] is not None} == {"nccl"}
     assert ({of["action"] for of in decided} != {"nccl"}) == (mode == "shadow")
     assert len(pq.read_table(tmp_path / "episodes.parquet")) == 0
+    worst = summary["whole_run"]["worst"]
+    assert worst is None or worst["action"] == "nccl"
 
 
 def test_a_users_own_choice_of_algorithm_wins(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,9 @@ def test_a_run_that_earlier_ones_say_nothing_of_is_told_so(tmp_path: Path) -> No
 
 
 def test_what_was_decided_and_never_tried_says_nothing(tmp_path: Path) -> None:
-    decided = _epoch((OWN_ACTION, 100.0, np.nan, Phase.BASELINE), (int(flat_action(PAIR, 0, 0)), 99, 100, Phase.LEARN))
+    pair = int(flat_action(PAIR, 0, 0))
     with Recorder(tmp_path, "run", 0) as recorder:
-        recorder.add(replace(decided, applied=False))
+        recorder.add(_epoch((OWN_ACTION, 100.0, np.nan, Phase.BASELINE), (pair, np.nan, 100.0, Phase.LEARN)))
     assert pq.read_table(tmp_path / "decisions.parquet")["got_us"].to_pylist() == [100.0, None]
     earlier = read_earlier([tmp_path])
     assert np.isnan(earlier.expected(16, 2, "dp", [KEY])).all()
