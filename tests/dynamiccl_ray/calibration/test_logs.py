@@ -379,41 +379,25 @@ def test_an_older_log_with_its_command_says_which_collective(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("operation", "root", "bus", "is_of"),
-    [
-        ("sum", "-1", "17.85", Collective.ALL_REDUCE),
-        ("max", "-1", " 8.92", Collective.REDUCE_SCATTER),
-        ("sum", " 0", "11.90", Collective.REDUCE),
-        ("none", " 0", "11.90", Collective.BROADCAST),
-    ],
-)
-def test_an_older_log_says_by_its_numbers_which_collective(
-    tmp_path: Path, operation: str, root: str, bus: str, is_of: Collective
-) -> None:
-    older = LOG.replace("# Collective test starting: all_gather_perf\n", "").replace(
-        "    none      -1", f"{operation:>8}{root:>8}"
-    )
-    older = older.replace("11.90    8.92", f"11.90   {bus}")
-    assert set(_read(tmp_path, mine=older)[""].collective.tolist()) == {is_of}
-
-
-@pytest.mark.parametrize(
     ("columns", "values", "bus", "is_of"),
     [
+        ("   redop    root", "     sum      -1", "17.85", Collective.ALL_REDUCE),
+        ("   redop    root", "     max      -1", " 8.92", Collective.REDUCE_SCATTER),
+        ("   redop    root", "     sum       0", "11.90", Collective.REDUCE),
+        ("   redop    root", "    none       0", "11.90", Collective.BROADCAST),
         ("   redop", "     sum", "17.85", Collective.ALL_REDUCE),
         ("   redop", "     sum", " 8.92", Collective.REDUCE_SCATTER),
         ("    root", "       0", "11.90", Collective.BROADCAST),
-        ("   redop    root", "     sum       0", "11.90", Collective.REDUCE),
     ],
 )
-def test_the_columns_of_the_oldest_logs_say_which_collective(
+def test_an_older_log_says_by_its_columns_and_numbers_which_collective(
     tmp_path: Path, columns: str, values: str, bus: str, is_of: Collective
 ) -> None:
-    oldest = LOG.replace("# Collective test starting: all_gather_perf\n", "").replace("#wrong", " error")
-    oldest = oldest.replace("   redop    root", columns).replace("    none      -1", values)
-    oldest = oldest.replace("11.90    8.92", f"11.90   {bus}").replace("Group  0 ", "")
-    read = _read(tmp_path, mine=oldest)[""]
-    assert (set(read.collective.tolist()), read.time_us.tolist()) == ({is_of}, [21.5, 88.13])
+    older = LOG.replace("# Collective test starting: all_gather_perf\n", "").replace("   redop    root", columns)
+    older = older.replace("    none      -1", values).replace("11.90    8.92", f"11.90   {bus}")
+    for log in (older, older.replace("#wrong", " error").replace("Group  0 ", "")):
+        read = _read(tmp_path, mine=log)[""]
+        assert (set(read.collective.tolist()), read.time_us.tolist()) == ({is_of}, [21.5, 88.13])
 
 
 def test_a_line_that_other_output_cuts_is_left_out(tmp_path: Path) -> None:
