@@ -8,9 +8,10 @@ is run once for each setting.
 from __future__ import annotations
 
 import csv
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -126,17 +127,22 @@ def read_library(directory: Path, name: str | None = None) -> Library:
     """All measurements under a directory: CSV files with ``COLUMNS`` and logs of nccl-tests. ``name``: what the machine
     is called whose logs are there, in place of their directory's name.
 
-    Other files are passed over. They, and rows that say nothing (of collectives that NCCL's tuner never sees, empty
-    messages, wrong results), are counted and left out. Raises ConfigError, naming file, line, column, value and what is
-    valid, for a measurement that does not parse, and where nothing is found.
+    Other files are passed over. They, what cannot be read, and rows that say nothing (of collectives that NCCL's tuner
+    never sees, empty messages, wrong results), are counted and left out. Raises ConfigError, naming file, line, column,
+    value and what is valid, for a measurement that does not parse, and where nothing is found.
     """
     if not directory.is_dir():
         raise ConfigError(f"{directory} is not a directory; name one that holds CSV files or logs of nccl-tests")
     rows: dict[tuple[Path, str, str, str, str], list[dict[str, Any]]] = {}
     skipped: Counter[str] = Counter()
-    for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+    for path in sorted(_files(directory, skipped)):
         of = path if _is_csv(path) else path.parent
-        for row in _rows(path, directory, skipped):
+        try:
+            read = list(_rows(path, directory, skipped))
+        except OSError as e:
+            skipped[f"{path.name}: cannot be read: {e.strerror}"] += 1
+            continue
+        for row in read:
             gpu, intra, inter, environment = (row.pop(column) for column in ("gpu", "intra", "inter", "environment"))
             rows.setdefault((of, gpu, intra, inter, environment), []).append(row)
     if not rows:
@@ -168,6 +174,16 @@ def read_library(directory: Path, name: str | None = None) -> Library:
             )
         )
     return Library(machines=tuple(machines), skipped=dict(skipped))
+
+
+def _files(directory: Path, skipped: Counter[str]) -> Iterator[Path]:
+    """All below it. A folder that is somebody else's may be closed."""
+
+    def closed(e: OSError) -> None:
+        skipped[f"{Path(e.filename).name}: cannot be read: {e.strerror}"] += 1
+
+    for folder, _, names in os.walk(directory, onerror=closed):
+        yield from (path for name in names if (path := Path(folder, name)).is_file())
 
 
 def _is_csv(path: Path) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,6 +45,30 @@ def test_what_the_tuner_never_sees_is_counted(tmp_path: Path) -> None:
     assert [len(m) for m in library.machines] == [1]
     assert sum(library.skipped.values()) == 4
     assert any("alltoall" in reason for reason in library.skipped)
+
+
+def test_what_is_closed_to_the_user_is_left_out_and_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "a.csv", [{}])
+    (tmp_path / "closed").mkdir()
+    for name in ("private.key", "other.csv", "run.log"):
+        (tmp_path / name).write_text("x")
+
+    def closing(of: Any) -> Any:
+        def opened(path: Any, *given: Any, **named: Any) -> Any:
+            if Path(path).name in ("private.key", "other.csv", "run.log", "closed"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return of(path, *given, **named)
+
+        return opened
+
+    # The owner of all files, as tests may run, is closed out of none.
+    for module, name in ((Path, "open"), (os, "scandir")):
+        monkeypatch.setattr(module, name, closing(getattr(module, name)))
+    library = read_library(tmp_path)
+    assert len(library.machines) == 1
+    assert library.skipped == {
+        f"{name}: cannot be read: Permission denied": 1 for name in ("closed", "private.key", "other.csv", "run.log")
+    }
 
 
 def test_collectives_are_known_however_they_are_spelt(tmp_path: Path) -> None:
