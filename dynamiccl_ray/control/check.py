@@ -41,6 +41,15 @@ _NEARLY: Final = 0.1
 _SURE: Final = 3.0
 _LEAST: Final = 0.03
 _FAR: Final = 0.2
+# What is ahead by less than this, as a log, is taken without anything being learned anew.
+_AHEAD: Final = 0.05
+# Times that go back to what they were before a check do so to within this share of what they had moved by, and that was
+# this much, as a log, and no more. What moves further is another network, whatever it was before.
+_BACK: Final = 1 / 3
+_LEAST_SWING: Final = 0.1
+_MOST_SWING: Final = 0.35
+# Standard deviations of a batch that it was, too.
+_SWING: Final = 4.0
 # Standard deviation of what a change of the network does to one action beyond what it does to all.
 _APART: Final = 0.05
 # What is in force has moved by so much, as a log, within a check: the network changes.
@@ -63,6 +72,7 @@ _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "asked": ((), np.int64, 0),
     "began": ((), np.int64, 0),
     "anew": ((), np.int64, 0),
+    "swing": ((), np.float64, 0),
 }
 
 
@@ -91,6 +101,8 @@ class Checks:
     """(K,) decisions of the key when its check began."""
     anew: Int64
     """(K,) 1 where the check has begun anew."""
+    swing: Float64
+    """(K,) by how much longer all times were, as a log, before the last check that moved them; 0 for nothing."""
 
     def __init__(self) -> None:
         for name, (shape, kind, _) in _SHAPES.items():
@@ -206,12 +218,16 @@ class Checks:
         return np.asarray(np.where(self._had(rows), np.iinfo(np.int64).max, order).argmin(-1))
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
-        """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``.
-        ``deviation`` (R,) is of the mean of a batch of 8."""
+        """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``:
+        it is ahead by more than noise and ``_AHEAD``, and was not before, or it has moved far. ``deviation`` (R,) is of
+        the mean of a batch of 8."""
         moved, error, _ = self._moved(rows, evidence, deviation)
         changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == TURNS)
         level = self.level(rows)[:, :_CONTEND]
-        overtaken = changed & (level < level[:, :1])
+        ahead = level[:, :1] - level
+        noise = np.sqrt(2 * BATCH * _MEDIAN**2 / TURNS) * deviation
+        least = np.maximum(noise, _AHEAD)[:, None]
+        overtaken = changed & (ahead > least) & (ahead + moved < least)
         return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR))).any(-1))
 
     def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:
@@ -262,6 +278,22 @@ class Checks:
         self._from_the_start(of)
         return np.asarray(ahead)
 
+    def swings(self, rows: Int64, by: Float64, deviation: Float64) -> None:
+        """Checks of these keys have moved all that is known of them by so much (R,), as a log, for their times had
+        moved alike. A burst ends: they may go back. ``deviation`` as in ``differs``."""
+        far = (np.abs(by) > np.maximum(_LEAST_SWING, _SWING * deviation)) & (np.abs(by) < _MOST_SWING)
+        self.swing[rows[far]] = -by[far]
+
+    def back(self, rows: Int64, off: Float64) -> Bool:
+        """(R,) whether times that are ``off`` (R,) by so much, as a log, have gone back to what they were before a
+        check. They may come again from there; and whether all went back alike is checked once a key is not left in
+        peace."""
+        swing = self.swing[rows]
+        back = (swing != 0) & (np.abs(off - swing) < _BACK * np.abs(swing))
+        self.swing[rows[back]] *= -1
+        self.asked[rows[back]] = 1
+        return np.asarray(back)
+
     def stand(self, rows: Int64, measured: Int64) -> None:
         """The choice of these keys stood, at so many samples (R,) of each."""
         self.stood[rows] += 1
@@ -277,7 +309,7 @@ class Checks:
 
     def forget(self, rows: Int64) -> None:
         """These keys begin anew."""
-        self.stood[rows] = self.calm_until[rows] = self.asked[rows] = 0
+        self.stood[rows] = self.calm_until[rows] = self.asked[rows] = self.swing[rows] = 0
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint."""

@@ -99,6 +99,7 @@ class Loop(Length):
         first = np.cumsum(counts) - counts
         phase = self.phase[rows]
         baseline, checking = phase == Phase.BASELINE, phase == Phase.CHECK
+        self._go_back(of.part(np.flatnonzero(phase == Phase.EXPLOIT)))
         decided, resting = self.decisions[rows], self.resting[rows] > 0
         drawn = (decided <= self.draws()[rows]) & ~resting
         self.closed = verdicts(of, self.evidence, phase=phase, ordinal=decided, drawn=drawn)
@@ -149,6 +150,13 @@ class Loop(Length):
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
+
+    def _go_back(self, of: Closed) -> None:
+        """What a check has moved is moved back where times go back, and what it had not measured with it: otherwise
+        that would look slower, or faster, than what is in force by as much as the network was, for a while."""
+        swing = self.checks.swing[of.rows]
+        back = self.checks.back(of.rows, of.mean - self.evidence.mean(of.rows, of.actions))
+        self.evidence.move(of.rows[back], swing[back])
 
     def _spend(self, of: Closed, ran: Float64, exploring: Bool) -> None:
         """What decisions, with so many collectives (R,), took is known, and by how much that is more than the best
@@ -251,6 +259,7 @@ class Loop(Length):
             return []
         by, of_each = self.checks.moved_by(stands, self.evidence, self.cusum.deviation(stands))
         self.evidence.move(stands, by)
+        self.checks.swings(stands, by, self.cusum.deviation(stands))
         for place, further in enumerate(of_each.T):
             there = self.checks.actions[stands, place] >= 0
             self.evidence.correct(stands[there], self.checks.actions[stands[there], place], further[there])

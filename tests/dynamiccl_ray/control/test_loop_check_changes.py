@@ -192,3 +192,60 @@ def test_where_times_hardly_vary_what_was_measured_has_moved_by_what_was_measure
     by, of_each = _seems_slower(0.0001)
     assert by == pytest.approx(0.36, abs=0.001), "the other has changed, and says nothing of what all have in common"
     assert [by + of for of in of_each] == pytest.approx([0.36, 0.3], abs=0.001)
+
+
+def _other(by: float = 0.0, of_own: float = 0.0) -> Times:
+    return lambda row, action: (2.9 if action == pair(1) else 3.0 + of_own) + by
+
+
+@pytest.mark.parametrize("by", [0.26, -0.26])
+def test_times_that_go_back_to_what_they_were_before_a_check_take_all_that_is_known_with_them(by: float) -> None:
+    """A burst: otherwise what is not in force looks as slow as it was in it, and the next check finds that it has
+    changed."""
+    loop = exploiting(own_channels(2))
+    alarmed(loop, _other(by))
+    assert [drift.anew for drift in all_turns(loop, _other(by))] == [False]
+    for back in (0.0, by, 0.0):
+        assert play(loop, 8, _other(back), sigma=0.01, rows=[0]) == []
+        # What it was in between is of both networks: the alarm was not yet there.
+        assert loop.evidence.baseline[0] == pytest.approx(3.0 + back, abs=0.1)
+        assert loop.evidence.mean(np.array([0]), np.array([pair(1)]))[0] == pytest.approx(2.9 + back, abs=0.05)
+    # Whether all have gone back is checked once the key is not left in peace any more.
+    alarmed(loop, _other(), rounds=100)
+    assert [drift.anew for drift in all_turns(loop, _other())] == [False]
+    assert loop.shifts[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("by", "back", "goes"), [(0.26, 0.0, True), (0.26, 0.1, False), (0.08, 0.0, False), (0.4, 0.0, False)]
+)
+def test_only_what_goes_all_the_way_back_takes_what_is_known_with_it_and_only_from_not_too_far(
+    by: float, back: float, goes: bool
+) -> None:
+    loop = exploiting(own_channels(2))
+    loop._check(np.array([0]))
+    assert [drift.anew for drift in all_turns(loop, _other(by))] == [False]
+    known = loop.evidence.mean(np.array([0]), np.array([OWN_ACTION]))[0]
+    play(loop, 1, _other(back), sigma=0.001, rows=[0])
+    moved = loop.evidence.mean(np.array([0]), np.array([OWN_ACTION]))[0] - known
+    assert moved == (pytest.approx(-by, abs=0.03) if goes else 0)
+
+
+def test_what_has_not_gone_back_with_the_action_in_force_is_found_by_a_check() -> None:
+    loop = exploiting(own_channels(2))
+    alarmed(loop, _other(0.26))
+    assert [drift.anew for drift in all_turns(loop, _other(0.26))] == [False]
+    # Back, but for NCCL's own choice, which is the best by far from here on.
+    crossed = _other(of_own=-0.3)
+    alarmed(loop, crossed, rounds=100)
+    assert [drift.anew for drift in all_turns(loop, crossed)] == [True]
+
+
+@pytest.mark.parametrize(("own", "anew"), [(2.97, False), (2.92, True)])
+def test_what_is_ahead_by_little_is_taken_and_nothing_is_learned_for_it(own: float, anew: bool) -> None:
+    loop = exploiting(own_channels(2))
+    crossed: Times = lambda row, action: own if action == OWN_ACTION else 3.0  # noqa: E731
+    loop._check(np.array([0]))
+    assert [drift.anew for drift in all_turns(loop, crossed)] == [anew]
+    play(loop, 1, crossed, sigma=0.001, rows=[0])
+    assert loop.wanted[0] == OWN_ACTION
