@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
 from dynamiccl_ray.agent.observation import KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
 from dynamiccl_ray.control.contest import overlooked, promising, rechunked
@@ -29,6 +29,10 @@ _MISTAKEN: Final = 0.3
 # Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
 # what they are taken for at first (agent/prior.py).
 _MISLEADING: Final = 0.06
+# By how much more, as a log, what a key that is near has found has to be ahead of NCCL's own choice there, and in how
+# many collectives.
+_FURTHER: Final = 0.1
+_FOUND: Final = 4
 
 
 class Exploration(State):
@@ -146,9 +150,12 @@ class Exploration(State):
 
     def _unmeasured(self, rows: Int64, means: Means, allowed: Bool, tried: Bool, idle: Bool) -> Int64:
         """(R,) what keys that compare measure though they have not since the last shift; -1 for nothing. Of what is
-        ``allowed`` (R, N_ACTIONS), of pairs that were not ``tried`` (R, N_PAIRS), what others have found since; or
-        where keys are ``idle`` (R,), for nothing that they have measured is worth more, what no model speaks of."""
+        ``allowed`` (R, N_ACTIONS), the best of a key that is near, or of pairs that were not ``tried`` (R, N_PAIRS)
+        what others have found since; or where keys are ``idle`` (R,), for nothing that they have measured is worth
+        more, what no model speaks of."""
         new = overlooked(means, allowed, self.evidence.estimates(rows).of_actions(np.arange(len(rows))), tried)
+        theirs = self._found_near(rows, allowed)
+        new = np.where(theirs >= 0, theirs, new)
         modelled = self._modelled(rows)
         alone = np.flatnonzero((new < 0) & idle & ~modelled.any(-1))
         if alone.size:
@@ -156,6 +163,22 @@ class Exploration(State):
             takes = self.control.learning.draw_samples
             new[alone] = promising(means.part(alone), allowed[alone], nothing, modelled[alone], takes)
         return new
+
+    def _found_near(self, rows: Int64, allowed: Bool) -> Int64:
+        """(R,) what is the best of a key that is near, and ahead of NCCL's own choice there by far more than anything
+        that these keys have measured is here; of what is ``allowed`` (R, N_ACTIONS) and they have not. -1 for nothing.
+        """
+        evidence, (at, other) = self.evidence, self.evidence.near(rows)
+        found = self._found[other]
+        ratio = evidence.mean(other, found) - evidence.baseline[other]
+        further = ratio < (self._best[rows] - evidence.baseline[rows])[at] - _FURTHER
+        known = (found != OWN_ACTION) & (evidence.samples[other, found] >= _FOUND)
+        of = further & known & allowed[at, found] & (evidence.samples[rows[at], found] == 0)
+        at, found, ratio = at[of], found[of], ratio[of]
+        out = np.full(len(rows), -1)
+        by = np.argsort(-ratio, kind="stable")
+        out[at[by]] = found[by]
+        return out
 
 
 def _known(x: Float64) -> Float32:

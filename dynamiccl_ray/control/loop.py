@@ -379,7 +379,7 @@ class Loop(Length):
             best[drawn], following[drawn] = compared(
                 means.part(drawn), flat[drawn], self._modelled(rows[drawn]), learning.compare_samples
             )
-        self._best[rows] = self.evidence.mean(rows, best)
+        self._best[rows], self._found[rows] = self.evidence.mean(rows, best), best
         self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
         rests = self.resting[rows] > 0
         # The network may have changed while a key learned: then what was measured before is not to be compared with

@@ -76,6 +76,8 @@ class State:
         self._over = np.zeros(0, np.bool_)
         # (K,) log time of the best that was known when the decision in force was made; NaN for none.
         self._best = np.zeros(0)
+        # (K,) which flat action that is of.
+        self._found = np.zeros(0, np.int64)
         self._outcome = no_outcome(0)
         self._pending = NOTHING
 
@@ -163,5 +165,5 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "settled": OWN_ACTION, "resting": 0, "misled": 0, "mistaken": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
-    "_stirred": 0,
+    "_stirred": 0, "_found": OWN_ACTION,
 }  # fmt: skip

@@ -154,3 +154,11 @@ def test_the_guardrail_by_hand() -> None:
     ratio, samples = np.array([0.05, 0.05, 0.03, 0.05, -0.5]), np.array([8, 7, 8, 100, 100])
     forbidden = worse_than_own(ratio, samples, np.full(5, 0.02), margin=0.02, least=8)
     assert forbidden.tolist() == [True, False, False, True, False]
+
+
+def test_keys_that_are_near_are_of_one_collective_of_one_group_and_at_most_an_octave_apart() -> None:
+    group, collective = np.array([1, 0, 0, 0, 1, 0]), np.array([4, 4, 4, 4, 4, 2])
+    lending = Lending(group, collective, np.array([MIB, MIB, 2 * MIB, 4 * MIB + 1, 2 * MIB, MIB]))
+    at, other = lending.near(np.array([4, 1, 3, 5]))
+    assert sorted(zip(at.tolist(), other.tolist(), strict=True)) == [(0, 0), (1, 2)]
+    assert [of.size for of in lending.near(np.array([3, 5]))] == [0, 0]

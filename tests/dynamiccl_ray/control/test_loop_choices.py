@@ -158,6 +158,26 @@ def test_what_others_have_found_since_a_key_has_drawn_is_compared_as_well() -> N
     assert loop.wanted[0] == pair(2)
 
 
+@pytest.mark.parametrize(("ahead", "octaves", "tries"), [(0.4, 1, True), (0.15, 1, False), (0.4, 2, False)])
+def test_what_is_the_best_of_a_key_that_is_near_is_compared_where_it_is_far_ahead(
+    ahead: float, octaves: int, tries: bool
+) -> None:
+    """Key 0 has drawn a pair with NCCL's own channels; its neighbour has found out how many it takes."""
+    keys = some_keys(2)
+    keys.nbytes[1] = keys.nbytes[0] << octaves
+    # A model speaks of something else, so that nobody is idle enough to look for channels.
+    keys.prior[:, 2, 0] = 0.5
+    loop, found = loop_of(keys, draws=4, compares=20), int(flat_action(1, 3, 0))
+    times = lambda _, action: {OWN_ACTION: 3.0, pair(1): 2.9, found: 3.0 - ahead}.get(action, 3.2)  # noqa: E731
+    play(loop, 6, times, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    play(loop, 6, times, rows=[1], drawn=lambda due: np.full(due.draw.sum(), found))
+    asked = []
+    for _ in range(8):
+        asked.append(int(loop.wanted[0]))
+        play(loop, 1, times, rows=[0])
+    assert (found in asked) == tries
+
+
 def test_a_part_of_what_is_due_is_that_part_in_the_order_asked_for() -> None:
     due = _contested().due()
     for chosen in ([2, 0], [1], [], [0, 1, 2]):
