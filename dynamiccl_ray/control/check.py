@@ -46,10 +46,10 @@ _AHEAD: Final = 0.05
 # Times that go back to what they were before a check do so to within this share of what they had moved by, and that was
 # this much, as a log, and no more. What moves further is another network, whatever it was before.
 _BACK: Final = 1 / 3
-_LEAST_SWING: Final = 0.1
-_MOST_SWING: Final = 0.35
+_LEAST_STEP: Final = 0.1
+_MOST_STEP: Final = 0.35
 # Standard deviations of a batch that it was, too.
-_SWING: Final = 4.0
+_STEP: Final = 4.0
 # Standard deviation of what a change of the network does to one action beyond what it does to all.
 _APART: Final = 0.05
 # What is in force has moved by so much, as a log, within a check: the network changes.
@@ -72,7 +72,7 @@ _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "asked": ((), np.int64, 0),
     "began": ((), np.int64, 0),
     "anew": ((), np.int64, 0),
-    "swing": ((), np.float64, 0),
+    "way_back": ((), np.float64, 0),
 }
 
 
@@ -101,7 +101,7 @@ class Checks:
     """(K,) decisions of the key when its check began."""
     anew: Int64
     """(K,) 1 where the check has begun anew."""
-    swing: Float64
+    way_back: Float64
     """(K,) by how much longer all times were, as a log, before the last check that moved them; 0 for nothing."""
 
     def __init__(self) -> None:
@@ -278,19 +278,19 @@ class Checks:
         self._from_the_start(of)
         return np.asarray(ahead)
 
-    def swings(self, rows: Int64, by: Float64, deviation: Float64) -> None:
+    def may_go_back(self, rows: Int64, by: Float64, deviation: Float64) -> None:
         """Checks of these keys have moved all that is known of them by so much (R,), as a log, for their times had
         moved alike. A burst ends: they may go back. ``deviation`` as in ``differs``."""
-        far = (np.abs(by) > np.maximum(_LEAST_SWING, _SWING * deviation)) & (np.abs(by) < _MOST_SWING)
-        self.swing[rows[far]] = -by[far]
+        far = (np.abs(by) > np.maximum(_LEAST_STEP, _STEP * deviation)) & (np.abs(by) < _MOST_STEP)
+        self.way_back[rows[far]] = -by[far]
 
-    def back(self, rows: Int64, off: Float64) -> Bool:
+    def gone_back(self, rows: Int64, off: Float64) -> Bool:
         """(R,) whether times that are ``off`` (R,) by so much, as a log, have gone back to what they were before a
         check. They may come again from there; and whether all went back alike is checked once a key is not left in
         peace."""
-        swing = self.swing[rows]
-        back = (swing != 0) & (np.abs(off - swing) < _BACK * np.abs(swing))
-        self.swing[rows[back]] *= -1
+        way = self.way_back[rows]
+        back = (way != 0) & (np.abs(off - way) < _BACK * np.abs(way))
+        self.way_back[rows[back]] *= -1
         self.asked[rows[back]] = 1
         return np.asarray(back)
 
@@ -309,7 +309,7 @@ class Checks:
 
     def forget(self, rows: Int64) -> None:
         """These keys begin anew."""
-        self.stood[rows] = self.calm_until[rows] = self.asked[rows] = self.swing[rows] = 0
+        self.stood[rows] = self.calm_until[rows] = self.asked[rows] = self.way_back[rows] = 0
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint."""

@@ -154,9 +154,9 @@ class Loop(Length):
     def _go_back(self, of: Closed) -> None:
         """What a check has moved is moved back where times go back, and what it had not measured with it: otherwise
         that would look slower, or faster, than what is in force by as much as the network was, for a while."""
-        swing = self.checks.swing[of.rows]
-        back = self.checks.back(of.rows, of.mean - self.evidence.mean(of.rows, of.actions))
-        self.evidence.move(of.rows[back], swing[back])
+        way = self.checks.way_back[of.rows]
+        back = self.checks.gone_back(of.rows, of.mean - self.evidence.mean(of.rows, of.actions))
+        self.evidence.move(of.rows[back], way[back])
 
     def _spend(self, of: Closed, ran: Float64, exploring: Bool) -> None:
         """What decisions, with so many collectives (R,), took is known, and by how much that is more than the best
@@ -259,7 +259,7 @@ class Loop(Length):
             return []
         by, of_each = self.checks.moved_by(stands, self.evidence, self.cusum.deviation(stands))
         self.evidence.move(stands, by)
-        self.checks.swings(stands, by, self.cusum.deviation(stands))
+        self.checks.may_go_back(stands, by, self.cusum.deviation(stands))
         for place, further in enumerate(of_each.T):
             there = self.checks.actions[stands, place] >= 0
             self.evidence.correct(stands[there], self.checks.actions[stands[there], place], further[there])
