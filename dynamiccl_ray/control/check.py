@@ -219,15 +219,13 @@ class Checks:
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
         """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``:
-        it is ahead by more than noise and ``_AHEAD``, and was not before, or it has moved far. ``deviation`` (R,) is of
-        the mean of a batch of 8."""
+        it is ahead by ``_AHEAD``, and was not before, or it has moved far. ``deviation`` (R,) is of the mean of a batch
+        of 8."""
         moved, error, _ = self._moved(rows, evidence, deviation)
         changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == TURNS)
         level = self.level(rows)[:, :_CONTEND]
         ahead = level[:, :1] - level
-        noise = np.sqrt(2 * BATCH * _MEDIAN**2 / TURNS) * deviation
-        least = np.maximum(noise, _AHEAD)[:, None]
-        overtaken = changed & (ahead > least) & (ahead + moved < least)
+        overtaken = changed & (ahead > _AHEAD) & (ahead + moved < _AHEAD)
         return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR))).any(-1))
 
     def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, OWN_ACTION, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, action_parts
 from dynamiccl_ray.agent.observation import KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
 from dynamiccl_ray.control.contest import overlooked, promising, rechunked
@@ -172,7 +172,7 @@ class Exploration(State):
         found = self._found[other]
         ratio = evidence.mean(other, found) - evidence.baseline[other]
         further = ratio < (self._best[rows] - evidence.baseline[rows])[at] - _FURTHER
-        known = (found != OWN_ACTION) & (evidence.samples[other, found] >= _FOUND)
+        known = evidence.samples[other, found] >= _FOUND
         of = further & known & allowed[at, found] & (evidence.samples[rows[at], found] == 0)
         at, found, ratio = at[of], found[of], ratio[of]
         out = np.full(len(rows), -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from checked import alarmed, all_turns, drawn_far, far
-from looped import Times, exploiting, own_channels, pair, play, some_keys
+from looped import Times, exploiting, loop_of, network, own_channels, pair, play, some_keys
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.control import check
@@ -229,6 +229,32 @@ def test_only_what_goes_all_the_way_back_takes_what_is_known_with_it_and_only_fr
     play(loop, 1, _other(back), sigma=0.001, rows=[0])
     moved = loop.evidence.mean(np.array([0]), np.array([OWN_ACTION]))[0] - known
     assert moved == (pytest.approx(-by, abs=0.03) if goes else 0)
+    assert (loop.checks.asked[0] > 0) == goes, "whether all went back is checked"
+    loop.shift(np.array([0]))
+    assert loop.checks.way_back[0] == 0
+
+
+def test_a_step_that_noise_explains_is_no_way_back() -> None:
+    loop = exploiting(own_channels(2))
+    loop.checks.may_go_back(np.array([0, 1]), np.array([0.15, 0.15]), np.array([0.05, 0.03]))
+    assert loop.checks.way_back.tolist() == [0, -0.15]
+
+
+def test_nothing_goes_back_while_a_key_learns() -> None:
+    loop = loop_of(own_channels(1), draws=20)
+    play(loop, 4, network(), drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    loop.checks.way_back[0] = 0.2
+    play(loop, 1, lambda row, action: network()(row, action) + 0.2)
+    assert (loop.checks.way_back[0], loop.evidence.baseline[0]) == (0.2, 3.0)
+
+
+def test_what_was_ahead_of_nccls_own_choice_when_a_key_learned_and_is_so_by_more_is_no_difference() -> None:
+    loop, drifts = loop_of(own_channels(2), draws=12, draw_samples=1), []
+    for i in range(40):
+        own = 3.12 if i > 11 else 3.0
+        times = lambda row, action, own=own: {OWN_ACTION: own, pair(1): 2.9}.get(action, 3.5)  # noqa: E731
+        drifts += play(loop, 1, times, sigma=0.01, seed=i, drawn=lambda due: np.full(due.draw.sum(), pair(1)), rows=[0])
+    assert [drift.anew for drift in drifts] == [False], "the last draw shows that NCCL's own choice is slower"
 
 
 def test_what_has_not_gone_back_with_the_action_in_force_is_found_by_a_check() -> None:

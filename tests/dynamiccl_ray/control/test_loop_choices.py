@@ -158,24 +158,51 @@ def test_what_others_have_found_since_a_key_has_drawn_is_compared_as_well() -> N
     assert loop.wanted[0] == pair(2)
 
 
-@pytest.mark.parametrize(("ahead", "octaves", "tries"), [(0.4, 1, True), (0.15, 1, False), (0.4, 2, False)])
-def test_what_is_the_best_of_a_key_that_is_near_is_compared_where_it_is_far_ahead(
-    ahead: float, octaves: int, tries: bool
+@pytest.mark.parametrize(
+    ("ahead", "octaves", "rounds", "may", "tries"),
+    [
+        (0.4, 1, 6, True, True),
+        (0.15, 1, 6, True, False),
+        (0.4, 2, 6, True, False),
+        (0.4, 1, 2, True, False),
+        (0.4, 1, 6, False, False),
+    ],
+)
+def test_what_is_the_best_of_a_key_that_is_near_is_compared_once_where_it_is_far_ahead(
+    ahead: float, octaves: int, rounds: int, may: bool, tries: bool
 ) -> None:
-    """Key 0 has drawn a pair with NCCL's own channels; its neighbour has found out how many it takes."""
+    """Key 0 has drawn a pair with NCCL's own channels; its neighbour has found out in so many ``rounds`` how many it
+    takes. Here that is slow."""
     keys = some_keys(2)
     keys.nbytes[1] = keys.nbytes[0] << octaves
     # A model speaks of something else, so that nobody is idle enough to look for channels.
     keys.prior[:, 2, 0] = 0.5
+    keys.channels[0, 1, 3] = may
     loop, found = loop_of(keys, draws=4, compares=20), int(flat_action(1, 3, 0))
-    times = lambda _, action: {OWN_ACTION: 3.0, pair(1): 2.9, found: 3.0 - ahead}.get(action, 3.2)  # noqa: E731
+    there = {OWN_ACTION: 3.0, pair(1): 2.9, found: 3.0 - ahead}
+    times = lambda row, action: 3.2 if row == 0 and action == found else there.get(action, 3.2)  # noqa: E731
     play(loop, 6, times, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
-    play(loop, 6, times, rows=[1], drawn=lambda due: np.full(due.draw.sum(), found))
+    play(loop, rounds, times, rows=[1], drawn=lambda due: np.full(due.draw.sum(), found))
     asked = []
     for _ in range(8):
         asked.append(int(loop.wanted[0]))
         play(loop, 1, times, rows=[0])
-    assert (found in asked) == tries
+    assert asked.count(found) == tries
+
+
+def test_what_is_further_ahead_for_one_neighbour_than_for_another_is_compared_first() -> None:
+    keys = some_keys(3)
+    keys.nbytes[:] = keys.nbytes[0]
+    keys.prior[:, 2, 0] = 0.5
+    loop, (less, more) = loop_of(keys, draws=4, compares=20), (int(flat_action(1, c, 0)) for c in (3, 5))
+    times = lambda _, action: {OWN_ACTION: 3.0, pair(1): 2.9, less: 2.7, more: 2.5}.get(action, 3.2)  # noqa: E731
+    for row, drawn in ((0, pair(1)), (1, more), (2, less)):
+        play(loop, 6, times, rows=[row], drawn=lambda due, a=drawn: np.full(due.draw.sum(), a))
+    asked = []
+    for _ in range(4):
+        asked.append(int(loop.wanted[0]))
+        play(loop, 1, times, rows=[0])
+    assert next(action for action in asked if action in (less, more)) == more
 
 
 def test_a_part_of_what_is_due_is_that_part_in_the_order_asked_for() -> None:
