@@ -194,7 +194,7 @@ def test_what_is_further_ahead_for_one_neighbour_than_for_another_is_compared_fi
     keys = some_keys(3)
     keys.nbytes[:] = keys.nbytes[0]
     keys.prior[:, 2, 0] = 0.5
-    loop, (less, more) = loop_of(keys, draws=4, compares=20), (int(flat_action(1, c, 0)) for c in (3, 5))
+    loop, (less, more) = loop_of(keys, draws=4, compares=20), (int(flat_action(1, c, 0)) for c in (2, 3))
     times = lambda _, action: {OWN_ACTION: 3.0, pair(1): 2.9, less: 2.7, more: 2.5}.get(action, 3.2)  # noqa: E731
     # Key 2 has drawn all, and compares nothing yet.
     for row, drawn, rounds in ((0, pair(1), 6), (1, more, 6), (2, less, 5)):
