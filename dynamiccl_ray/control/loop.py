@@ -232,7 +232,9 @@ class Loop(Length):
         for_once = (self.phase[rows] != Phase.EXPLOIT) & (wanted == OWN_ACTION)
         far = for_once & (own[rows] - self.evidence.mean(rows, best) > check.HOPELESS)
         compared = self.decisions[rows] >= self.draws()[rows] + self.control.learning.compares
-        wanted, hopeless = np.where(far | (for_once & compared), best, wanted), self.hopeless_earlier[rows] | far
+        # What a neighbour has found is in force for once, too, until it is measured.
+        for_once = far | (for_once & compared) | (self.evidence.samples[rows, wanted] == 0)
+        wanted, hopeless = np.where(for_once, best, wanted), self.hopeless_earlier[rows] | far
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         self.checks.begin(rows, wanted, self.decisions[rows], self.evidence, allowed, hopeless)
         self._over[rows] = True
@@ -400,6 +402,9 @@ class Loop(Length):
             new = self._unmeasured(rows[compares], of, flat[compares], measured.tried[compares], idle)
             following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
+        exploits = np.flatnonzero((done >= draws + learning.compares) & (self.phase[rows] != Phase.CHECK))
+        theirs = self._found_near(rows[exploits], flat[exploits])
+        fixed[exploits] = np.where(theirs >= 0, theirs, fixed[exploits])
         looks = draw | (again & ((done < draws) | self._looks_once(rows, done, fixed))) | self._first(rows, fixed)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)

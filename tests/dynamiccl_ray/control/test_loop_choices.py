@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields, replace
 
 import numpy as np
@@ -188,6 +189,26 @@ def test_what_is_the_best_of_a_key_that_is_near_is_compared_once_where_it_is_far
         asked.append(int(loop.wanted[0]))
         play(loop, 1, times, rows=[0])
     assert asked.count(found) == tries
+
+
+@pytest.mark.parametrize("here", [2.6, 3.2])
+def test_a_key_that_exploits_takes_what_a_neighbour_has_found_since_if_it_is_good_here_too(here: float) -> None:
+    loop, found = loop_of(some_keys(2)), int(flat_action(1, 3, 0))
+    there = {OWN_ACTION: 3.0, pair(1): 2.9, found: 2.6}
+    times = lambda row, action: here if row == 0 and action == found else there.get(action, 3.2)  # noqa: E731
+    play(loop, 12, times, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
+    play(loop, 8, times, rows=[1], drawn=lambda due: np.full(due.draw.sum(), found))
+    play(loop, 1, times, rows=[0])
+    assert (loop.wanted[0], loop.need[0]) == (found, loop.control.learning.draw_samples)
+    # What is checked meanwhile is what is the best, of what was measured.
+    other = copy.deepcopy(loop)
+    other._check(np.array([0]))
+    assert other.checks.actions[0, 0] == pair(1)
+    for _ in range(4):
+        play(loop, 1, times, rows=[0])
+        assert loop.wanted[0] == (found if here < 2.9 else pair(1))
+    assert loop.phase[0] == Phase.EXPLOIT
 
 
 def test_what_is_further_ahead_for_one_neighbour_than_for_another_is_compared_first() -> None:
