@@ -362,7 +362,10 @@ class Loop(Length):
         # Until something else is decided, what a check measured last is in force, also once it is over.
         checked = (self.phase == Phase.CHECK) | self.checks.turns.any(-1)
         exploits = np.isin(self.phase, (Phase.EXPLOIT, Phase.CHECK)) & compared
-        return np.where(exploits, np.where(checked, self.checks.actions[:, 0], self.wanted), -1)
+        # What a neighbour has found is in force for once, and nobody knows how good it is here.
+        known = self.evidence.samples[np.arange(len(self)), self.wanted] > 0
+        wanted = np.where(known, self.wanted, self._found)
+        return np.where(exploits, np.where(checked, self.checks.actions[:, 0], wanted), -1)
 
     # -- decisions --
 

@@ -201,6 +201,7 @@ def test_a_key_that_exploits_takes_what_a_neighbour_has_found_since_if_it_is_goo
     play(loop, 8, times, rows=[1], drawn=lambda due: np.full(due.draw.sum(), found))
     play(loop, 1, times, rows=[0])
     assert (loop.wanted[0], loop.need[0]) == (found, loop.control.learning.draw_samples)
+    assert loop.exploited()[0] == pair(1), "what is kept or exported meanwhile is what is known to be good"
     # What is checked meanwhile is what is the best, of what was measured.
     other = copy.deepcopy(loop)
     other._check(np.array([0]))
