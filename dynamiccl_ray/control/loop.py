@@ -107,7 +107,8 @@ class Loop(Length):
         # these share what the others do meanwhile, which does not average out: they count as no more than it takes.
         alone = (phase == Phase.EXPLOIT) & (self._stirred[rows] == 0)
         of = of.as_if(np.where(alone, ran, np.maximum(self._takes()[rows], BATCH)))
-        self._spend(of, ran, ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting)
+        probed = (phase == Phase.EXPLOIT) & (self.evidence.samples[rows, actions] == 0)
+        self._spend(of, ran, (((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting) | probed)
         alarm = np.full(len(rows), -1)
         # What looks back is judged below: that NCCL's own choice alone has become slower is no alarm.
         looked = self._looks_last(rows, decided - 1) & (phase != Phase.EXPLOIT)
@@ -385,7 +386,8 @@ class Loop(Length):
                 means.part(drawn), flat[drawn], self._modelled(rows[drawn]), learning.compare_samples
             )
         self._best[rows], self._found[rows] = self.evidence.mean(rows, best), best
-        self.resting[rows] = self.budget.spent(self.keys.group)[rows] & (done < draws + learning.compares)
+        spent, exploit = self.budget.spent(self.keys.group)[rows], done >= draws + learning.compares
+        self.resting[rows] = spent & ~exploit
         rests = self.resting[rows] > 0
         # The network may have changed while a key learned: then what was measured before is not to be compared with
         # what was measured after, and NCCL's own choice takes another time now. The last draw goes to that, and so does
@@ -405,7 +407,7 @@ class Loop(Length):
             new = self._unmeasured(rows[compares], of, flat[compares], measured.tried[compares], idle)
             following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
-        exploits = np.flatnonzero((done >= draws + learning.compares) & (self.phase[rows] != Phase.CHECK))
+        exploits = np.flatnonzero(exploit & ~spent & (self.phase[rows] != Phase.CHECK))
         theirs = self._found_near(rows[exploits], flat[exploits])
         fixed[exploits] = np.where(theirs >= 0, theirs, fixed[exploits])
         looks = draw | (again & ((done < draws) | self._looks_once(rows, done, fixed))) | self._first(rows, fixed)
