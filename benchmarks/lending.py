@@ -24,6 +24,8 @@ from dynamiccl_ray.simulation.splits import stage_scenarios
 
 CURRICULUM = Path(__file__).parents[1] / "experiments" / "curricula" / "default.yaml"
 SEED = 0x1E4D
+# All-gather with reduce-scatter, broadcast with reduce.
+KIND = np.array([0, 0, 2, 2, 4])
 OCTAVES = (0.5, 1, 2, 4, 8)
 STEPS = (1, 2, 3, 4, 6)
 BETWEEN = [f"{kind}{own}" for kind in ("algorithm", "protocol", "neither") for own in ("", ", own")]
@@ -76,7 +78,7 @@ def main() -> None:
     parser.add_argument("--scenarios", type=int, default=40, help="of each stage")
     given = parser.parse_args()
     curriculum = load_curriculum(CURRICULUM)
-    apart: dict[float, list[NDArray[np.float64]]] = {octaves: [] for octaves in OCTAVES}
+    apart, mirrored = ({octaves: list[NDArray[np.float64]]() for octaves in OCTAVES} for _ in range(2))
     floor, stale, pairs = [], [], []
     alone: dict[str, dict[int, list[NDArray[np.float64]]]] = {
         name: {n: [] for n in STEPS} for name in ("channels", "chunks")
@@ -86,12 +88,13 @@ def main() -> None:
         for scenario in stage_scenarios(stage, curriculum, (SEED, i), given.scenarios):
             ratio = ratios(scenario)
             octaves = np.log2(scenario.nbytes)
-            alike = scenario.collective[:, None] == scenario.collective
-            for a, b in zip(*np.nonzero(np.triu(alike, 1)), strict=True):
+            kind = KIND[scenario.collective]
+            for a, b in zip(*np.nonzero(np.triu(kind[:, None] == kind, 1)), strict=True):
                 distance = abs(octaves[a] - octaves[b])
                 within = next((o for o in OCTAVES if distance <= o), None)
                 if within is not None:
-                    apart[within].append((ratio[a] - ratio[b])[..., 0].ravel())
+                    of = apart if scenario.collective[a] == scenario.collective[b] else mirrored
+                    of[within].append((ratio[a] - ratio[b])[..., 0].ravel())
             floor.append((ratio - (ratio[..., :1] + ratio[:, :, :1] - ratio[:, :, :1, :1])).ravel())
             with np.errstate(invalid="ignore"), warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)  # pairs of which nothing is near have no mean
@@ -107,6 +110,7 @@ def main() -> None:
         json.dumps(
             {
                 "apart_by_octaves": {str(o): spread(np.concatenate(of)) for o, of in apart.items() if of},
+                "mirrored_by_octaves": {str(o): spread(np.concatenate(of)) for o, of in mirrored.items() if of},
                 "floor": spread(np.concatenate(floor)),
                 "stale": spread(np.concatenate(stale)),
                 "pairs": spread(np.concatenate(pairs)),

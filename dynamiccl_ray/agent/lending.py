@@ -1,8 +1,9 @@
 """What measurements say of an action: a key's own, and those of keys that are like it.
 
 Log time ratios to NCCL's own choice change slowly with size, so that keys of one collective on one communicator lend
-each other what they have measured, the less the further their sizes are apart. What is lent is worth less than what
-was measured, however often: it is of another key.
+each other what they have measured, the less the further their sizes are apart. So do keys of two collectives that
+mirror each other: a reduce-scatter sends what an all-gather does the other way round, and a reduce what a broadcast
+does. What is lent is worth less than what was measured, however often: it is of another key.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from dynamiccl_ray.knobs import Collective
+
 Floats = NDArray[np.float32]
 
 # Standard deviations of log time ratios, measured on the jobs that a policy is trained on (benchmarks/lending.py):
-# between keys that are up to half an octave apart,
+# between keys that are up to half an octave apart (0.05 where one is the mirror of the other's collective),
 _APART: Final = 0.04
 # and before a shift of the network around what they are after.
 _STALE: Final = 0.15
@@ -45,13 +48,18 @@ _USUAL_NOISE: Final = 0.02
 # What the usual noise counts for, in measurements.
 _PRIOR_FREEDOM: Final = 4.0
 
+_MIRRORED: Final = {Collective.REDUCE: Collective.BROADCAST, Collective.REDUCE_SCATTER: Collective.ALL_GATHER}
+# Of each collective, which of it and its mirror stands for both.
+_KIND: Final = np.array([_MIRRORED.get(collective, collective) for collective in Collective], np.int64)
+
 
 class Lending:
     """Which of B keys lend each other, and how much."""
 
     def __init__(self, group: ArrayLike, collective: ArrayLike, nbytes: ArrayLike) -> None:
-        """All (B,); keys of one collective lend within a group, whatever the groups' numbers are."""
-        groups, kind = np.asarray(group, np.int64), np.asarray(collective, np.int64)
+        """All (B,); keys of one collective, or of its mirror, lend within a group, whatever the groups' numbers are."""
+        groups, of = np.asarray(group, np.int64), np.asarray(collective, np.int64)
+        kind = _KIND[of]
         octaves = np.log2(np.maximum(1, np.asarray(nbytes, np.float64)))
         order = np.lexsort((np.arange(len(groups)), kind, groups))
         edge = np.flatnonzero((np.diff(groups[order]) != 0) | (np.diff(kind[order]) != 0)) + 1
@@ -68,8 +76,8 @@ class Lending:
             if len(rows) > 1:
                 self._blocks.append((start, end, (near * ~np.eye(len(rows), dtype=np.bool_)).astype(np.float32)))
         self._place: Final = np.argsort(order)
-        by_size = np.lexsort((octaves, kind, groups))
-        self._by_size: Final = (by_size, groups[by_size], kind[by_size], octaves[by_size])
+        by_size = np.lexsort((octaves, of, groups))
+        self._by_size: Final = (by_size, groups[by_size], of[by_size], octaves[by_size])
 
     def __call__(self, x: Floats, rows: NDArray[np.int64]) -> Floats:
         """(R, N) for R of the rows: the weighted sum of x (B, N) over the keys that lend to each."""
@@ -104,9 +112,9 @@ class Lending:
         return np.asarray((ordinal + place) % near == 0)
 
     def excess(self, log_time: Floats) -> Floats:
-        """(B,): how far each time lies above the line between those of the next smaller and the next larger key that
-        have one; 0 where there is no such pair. Where NCCL's own choice switches too early or too late, its time stands
-        out. NaN is a key without a time.
+        """(B,): how far each time lies above the line between those of the next smaller and the next larger key of its
+        collective that have one; 0 where there is no such pair. Where NCCL's own choice switches too early or too late,
+        its time stands out. NaN is a key without a time.
         """
         # A key that has never been measured must not come between two that have.
         known = np.isfinite(log_time[self._by_size[0]])

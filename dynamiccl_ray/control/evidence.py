@@ -346,16 +346,16 @@ class Evidence:
         return self._lending.excess(self.baseline.astype(np.float32))[rows]
 
     def tried_near(self, rows: Int64, *, since: bool = False) -> Bool:
-        """(R, N_PAIRS) whether the key or one of its collective that is near in size has ever tried a pair, or an
-        earlier run has; or whether it has ``since`` its last shift."""
+        """(R, N_PAIRS) whether the key or one that is near it has ever tried a pair, or an earlier run has; or whether
+        it has ``since`` its last shift. See ``Lending.tried``."""
         if since:
             return self._lending.tried(any_along(self.by_channels >= 1, -1), rows)
         every = np.arange(len(self))
         return self._lending.tried(any_along(self.by_channels > 0, -1) | self.ran_earlier(every), rows)
 
     def rechunked_near(self, rows: Int64, actions: Int64) -> Bool:
-        """(R,) whether the key or one of its collective that is near in size has measured the pair of flat actions (R,)
-        with another chunk than NCCL's own since its last shift.
+        """(R,) whether the key or one that is near it has measured the pair of flat actions (R,) with another chunk
+        than NCCL's own since its last shift.
         """
         measured = any_along(self.by_chunk[..., 1:] >= 1, -1)
         return self._lending.tried(measured, rows)[np.arange(len(rows)), action_parts(actions)[0]]

@@ -97,12 +97,13 @@ def test_lending_is_what_a_loop_over_pairs_of_keys_says(keys: list[tuple[int, in
     groups = sorted(group for group, _ in keys)
     _, group = np.unique(groups, return_inverse=True)
     nbytes = np.array([size for _, size in keys])
-    kind = np.random.default_rng(seed).integers(0, 2, len(keys))
+    kind = np.random.default_rng(seed).integers(0, 5, len(keys))
+    mirror = [1, 0, 3, 2, 4]  # broadcast and reduce, all-gather and reduce-scatter
     x = np.random.default_rng(seed).normal(size=(len(keys), 3)).astype(np.float32)
     expected = np.zeros_like(x)
     for i in range(len(keys)):
         for j in range(len(keys)):
-            if i != j and group[i] == group[j] and kind[i] == kind[j]:
+            if i != j and group[i] == group[j] and kind[j] in (kind[i], mirror[kind[i]]):
                 expected[i] += 0.5 * np.exp(-abs(np.log2(nbytes[i]) - np.log2(nbytes[j])) / 2) * x[j]
     rows = np.random.default_rng(seed).permutation(len(keys))[: 1 + seed % len(keys)]
     np.testing.assert_allclose(Lending(group, kind, nbytes)(x, rows), expected[rows], atol=1e-5)
@@ -162,3 +163,10 @@ def test_keys_that_are_near_are_of_one_collective_of_one_group_and_at_most_an_oc
     at, other = lending.near(np.array([4, 1, 3, 5]))
     assert sorted(zip(at.tolist(), other.tolist(), strict=True)) == [(0, 0), (1, 2)]
     assert [of.size for of in lending.near(np.array([3, 5]))] == [0, 0]
+
+
+def test_a_reduce_scatter_is_near_an_all_gather_of_its_size_but_stands_on_no_line_with_it() -> None:
+    lending = Lending([0, 0, 0, 0, 0], [2, 3, 2, 0, 1], [MIB, 2 * MIB, 4 * MIB, 2 * MIB, 2 * MIB])
+    at, other = lending.near(np.array([1, 3]))
+    assert sorted(zip(at.tolist(), other.tolist(), strict=True)) == [(0, 0), (0, 2), (1, 4)]
+    assert lending.excess(np.array([1.0, 9.0, 1.0, 5.0, 5.0], np.float32)).tolist() == [0, 0, 0, 0, 0]
