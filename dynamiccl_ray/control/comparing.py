@@ -143,13 +143,16 @@ class _Believed:
         # By how much the difference to the best is expected to move.
         moves = np.abs(own - with_best) / np.sqrt(np.maximum(own, 0) + self._noise[:, None] ** 2 / takes)
         behind = time - time_of_best
-        return np.where(may, _USED * _expected_gain(behind, np.maximum(moves, 1e-9)) - takes * behind, -np.inf)
+        return np.where(may, knowledge_gradient(behind, np.maximum(moves, 1e-9), takes), -np.inf)
 
 
-def _expected_gain(behind: Float64, deviation: Float64) -> Float64:
-    """Mean of what a normal number with this mean and deviation is below 0."""
-    z = behind / deviation
-    return np.asarray(deviation * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - behind * ndtr(-z))
+def knowledge_gradient(behind: Float64, moves: Float64, takes: float) -> Float64:
+    """What it is worth, as a sum of log times, to measure so many samples of what is expected to be ``behind`` the best
+    by so much, where the samples are expected to move that difference by a normal number of deviation ``moves``."""
+    z = behind / moves
+    # The mean of what a normal number is below 0.
+    gain = moves * np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi) - behind * ndtr(-z)
+    return np.asarray(_USED * gain - takes * behind)
 
 
 def _prior(actions: Int64, others: Int64) -> Float64:

@@ -341,6 +341,11 @@ class Evidence:
         time = channels[..., None] + (chunks - chunks[..., :1])[:, :, None]
         return np.nan_to_num(time.reshape(len(rows), N_ACTIONS).astype(np.float64))
 
+    def expects(self, rows: Int64) -> Bool:
+        """(R, N_PAIRS, N_CHANNELS) whether a model of the cluster or an earlier run says anything."""
+        said = np.isfinite(self._prior[rows]) | np.isfinite(self._earlier[rows])
+        return np.asarray(said[..., :N_CHANNELS])
+
     def excess(self, rows: Int64) -> Float32:
         """(R,) how far each baseline stands out from its neighbours'; see ``Lending.excess``."""
         return self._lending.excess(self.baseline.astype(np.float32))[rows]

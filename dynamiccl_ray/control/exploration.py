@@ -6,9 +6,11 @@ from typing import Final
 
 import numpy as np
 
-from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, action_parts
+from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, action_parts, flat_action
+from dynamiccl_ray.agent.lending import deviation
 from dynamiccl_ray.agent.observation import KeyView, encode
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
+from dynamiccl_ray.control.comparing import knowledge_gradient
 from dynamiccl_ray.control.contest import overlooked, promising, rechunked
 from dynamiccl_ray.control.due import untried
 from dynamiccl_ray.control.evidence import Estimates, Means
@@ -151,11 +153,13 @@ class Exploration(State):
     def _unmeasured(self, rows: Int64, means: Means, allowed: Bool, tried: Bool, idle: Bool) -> Int64:
         """(R,) what keys that compare measure though they have not since the last shift; -1 for nothing. Of what is
         ``allowed`` (R, N_ACTIONS), the best of a key that is near, or of pairs that were not ``tried`` (R, N_PAIRS)
-        what others have found since; or where keys are ``idle`` (R,), for nothing that they have measured is worth
-        more, what no model speaks of."""
-        new = overlooked(means, allowed, self.evidence.estimates(rows).of_actions(np.arange(len(rows))), tried)
-        theirs = self._found_near(rows, allowed)
-        new = np.where(theirs >= 0, theirs, new)
+        what others have found since, or what nobody near has tried and is worth it; or where keys are ``idle`` (R,),
+        for nothing that they have measured is worth more, what no model speaks of."""
+        said = self.evidence.estimates(rows)
+        new = self._found_near(rows, allowed)
+        expected = overlooked(means, allowed, said.of_actions(np.arange(len(rows))), tried)
+        for otherwise in (expected, self._untried_near(rows, allowed, said)):
+            new = np.where(new >= 0, new, otherwise)
         modelled = self._modelled(rows)
         alone = np.flatnonzero((new < 0) & idle & ~modelled.any(-1))
         if alone.size:
@@ -163,6 +167,26 @@ class Exploration(State):
             takes = self.control.learning.draw_samples
             new[alone] = promising(means.part(alone), allowed[alone], nothing, modelled[alone], takes)
         return new
+
+    def _untried_near(self, rows: Int64, allowed: Bool, said: Estimates) -> Int64:
+        """(R,) of what is ``allowed`` (R, N_ACTIONS), and of pairs that neither these keys nor any that are near have
+        tried since their last shift, what is worth a collective by what is ``said`` of it, and how wrong that may be;
+        -1 for nothing. One of those that are near tries it, the others see what it takes."""
+        evidence, every = self.evidence, np.arange(len(rows))
+        actions = allowed.reshape(-1, N_PAIRS, N_CHANNELS, N_CHUNKS)
+        turn = evidence.turn(rows, self.decisions[rows])
+        may = any_along(actions, -1) & evidence.expects(rows)
+        may &= (turn[:, None] & ~evidence.tried_near(rows, since=True))[..., None]
+        time, doubt = said.channels[0], deviation(said.channels[1])
+        behind = time - (self._best - evidence.baseline)[rows, None, None]
+        moves = doubt**2 / np.hypot(doubt, evidence.noise[rows, None, None])
+        worth = np.where(may, knowledge_gradient(behind, moves, 1), -np.inf).reshape(len(rows), -1)
+        most = worth.argmax(-1)
+        pair, channels = np.divmod(most, N_CHANNELS)
+        chunk = evidence.with_its_chunk(rows, any_along(actions, -2), said)[0][every, pair]
+        with_chunk = actions[every, pair, channels]
+        chunk = np.where(with_chunk[every, chunk], chunk, with_chunk.argmax(-1))
+        return np.where(worth[every, most] > 0, flat_action(pair, channels, chunk), -1)
 
     def _found_near(self, rows: Int64, allowed: Bool) -> Int64:
         """(R,) what is the best of a key that is near, and ahead of NCCL's own choice there by far more than anything

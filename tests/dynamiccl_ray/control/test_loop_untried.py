@@ -138,3 +138,56 @@ def test_after_a_shift_one_of_those_that_are_near_tries_what_a_model_rules_out()
     asked = drawn(1)[0]
     assert asked[0] == pair(3) != asked[1], "the first key's"
     assert loop.evidence.tried[:, pair(3)].tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "octaves", "tries"),
+    [
+        # A model that was wrong about the pair that was drawn may be as wrong about another.
+        ((0.5, 0.4), 1, [1, 0]),
+        ((0.5, 0.4), 3, [1, 1]),
+        # One that was right is not, and what is too slow to be worth it is left alone.
+        ((-0.1, 0.4), 1, [0, 0]),
+        ((0.5, 1.5), 1, [0, 0]),
+        ((0.5, np.nan), 1, [0, 0]),
+    ],
+)
+def test_while_keys_compare_one_of_those_near_tries_what_a_wrong_model_makes_worth_a_collective(
+    said: tuple[float, float], octaves: int, tries: list[int]
+) -> None:
+    keys = own_channels(2)
+    keys.nbytes[1] = keys.nbytes[0] << octaves
+    keys.prior[:, 1, 0], keys.prior[:, 3, 0] = said
+    loop, times = loop_of(keys, draws=4, compares=12), {OWN_ACTION: 3.0, pair(1): 2.9}
+    asked = np.zeros(2, np.int64)
+    for _ in range(16):
+        play(loop, 1, lambda _, action: times.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+        asked += loop.wanted == pair(3)
+    assert asked.tolist() == tries
+    assert not np.any(loop.wanted == pair(3)), "it is slow"
+
+
+@pytest.mark.parametrize(
+    ("chunk", "forbidden", "action"),
+    [
+        (0.4, (), flat_action(3, 2, 0)),
+        (0.1, (), flat_action(3, 2, 4)),
+        (0.1, (slice(None), 4), flat_action(3, 2, 0)),
+        (0.1, (2, 4), flat_action(3, 2, 0)),
+        (0.1, (2, slice(None)), flat_action(3, 1, 4)),
+    ],
+)
+def test_what_is_tried_while_keys_compare_has_the_channels_and_the_chunk_of_which_most_is_expected(
+    chunk: float, forbidden: Any, action: int
+) -> None:
+    keys = some_keys(1)
+    keys.prior[0, 1, 0], keys.prior[0, 3, :3], keys.prior[0, 3, N_CHANNELS:] = 0.5, (0.5, 0.45, 0.4), 0.4
+    keys.prior[0, 3, N_CHANNELS + 4] = chunk
+    loop = loop_of(keys, draws=4, compares=12)
+    play(loop, 4, lambda _, action: 2.9 if action else 3.0, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    rows = np.arange(1)
+    allowed = np.ones((1, N_PAIRS, N_CHANNELS, N_CHUNKS), np.bool_)
+    if forbidden:
+        allowed[(0, 3, *forbidden)] = False
+    said = loop.evidence.estimates(rows)
+    assert loop._untried_near(rows, allowed.reshape(1, -1), said).tolist() == [action]
