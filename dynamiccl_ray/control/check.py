@@ -233,14 +233,16 @@ class Checks:
         of all of a key's actions, and (R, 5) of what contends beyond that. ``deviation`` as in ``differs``.
 
         What was measured has moved by what all have in common, and by something of its own. Of the first, each weighs
-        as much as it says; the second is believed as far as it was measured well.
+        as much as it says; the second is believed as far as it was measured well, or is too large for an error.
         """
         moved, error, alone = self._moved(rows, evidence, deviation)
         weight = np.where(self._changed(moved, error), 0.0, 1 / (alone**2 + _APART**2))
         shared = (weight * moved).sum(-1) / weight.sum(-1)
         first = self.level(rows)[:, 0] - evidence.mean(rows, self.actions[rows, 0])
-        own = (moved - shared[:, None]) * _APART**2 / (alone**2 + _APART**2)
-        return np.asarray(first + shared), np.asarray(own)
+        own, error = moved - shared[:, None], np.where(np.isfinite(alone), alone, 0.0)
+        # Empirical Bayes: what has moved far says itself that what is measured of it varies by more than usual.
+        apart = np.maximum(_APART**2, own**2 - error**2)
+        return np.asarray(first + shared), np.asarray(own * apart / (alone**2 + apart))
 
     def _moved(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64, Float64]:
         """Of what contends, (R, 5) each: by how much longer it takes over the action in force than by ``evidence``, the

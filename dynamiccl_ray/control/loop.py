@@ -146,8 +146,10 @@ class Loop(Length):
         self._over[rows] = True
         own = self.evidence.baseline.copy()
         own[rows[last & (actions == OWN_ACTION)]] = of.mean[last & (actions == OWN_ACTION)]
+        # What is measured first on a network that has become faster is ahead of all else: turns show whether it is.
+        found = rows[probed & (of.mean < self._best[rows]) & self.cusum.watches]
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
-        self._check(np.union1d(moved, together), own)
+        self._check(np.unique(np.concatenate([moved, together, found])), own)
         drifts = self._turn(of.part(turned))
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
