@@ -164,6 +164,25 @@ def test_what_stands_a_little_otherwise_than_before_takes_what_the_check_has_mea
     assert loop.evidence.ratio(row)[0, 1, 0] == pytest.approx(-0.04, abs=0.02)
 
 
+def test_what_was_measured_once_and_by_luck_takes_what_the_check_has_measured() -> None:
+    """One time of what is in force was far too fast. A check of a noisy key does not prove that NCCL's own choice is
+    faster now, but it has measured both."""
+    loop, row = exploiting(own_channels(1)), np.array([0])
+    loop.evidence.samples[0, [pair(1), OWN_ACTION]] = 1, 100
+    loop.evidence.total[0, [pair(1), OWN_ACTION]] = 2.65, 300
+    loop.evidence.square[0] = loop.evidence.freedom[0] * 0.15**2
+    loop._check(row)
+    checks, evidence = loop.checks, loop.evidence
+    assert checks.actions[0, :3].tolist() == [pair(1), OWN_ACTION, -1]
+    checks.off[0, 0], checks.off[0, 1] = 2.8, -0.1
+    checks.turns[0, :2] = check.TURNS
+    deviation = np.array([0.15 / np.sqrt(8)])
+    assert not checks.differs(row, evidence, deviation).any()
+    by, of_each = checks.moved_by(row, evidence, deviation)
+    now = evidence.mean(np.zeros(2, np.int64), checks.actions[0, :2]) + by + of_each[0, :2]
+    assert now == pytest.approx([2.8, 2.7], abs=0.08)
+
+
 def _seems_slower(deviation: float) -> tuple[float, list[float]]:
     """By how much all have moved, and each action that contends beyond that, where turns say 0.36 of the one in force
     and 0.3 of NCCL's own choice. ``deviation`` is of a batch of 8 times."""

@@ -9,6 +9,7 @@ import pytest
 from looped import Times, loop_of, pair, play, some_keys
 
 from dynamiccl_ray.actions import OWN_ACTION, flat_action
+from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Loop, Phase
 
 FOUND = int(flat_action(1, 3, 0))
@@ -21,9 +22,9 @@ def _times(here: float) -> Times:
     return lambda row, action: here if row == 0 and action == FOUND else there.get(action, 3.2)
 
 
-def _beside(here: float, cost_us: float = 0.0) -> Loop:
+def _beside(here: float, cost_us: float = 0.0, trigger: float = 1e6) -> Loop:
     """Key 0 exploits pair 1, and its neighbour has found something since. Exploring has cost so much until then."""
-    loop = loop_of(some_keys(2), explore={"max_regret": 0.5})
+    loop = loop_of(some_keys(2), trigger=trigger, explore={"max_regret": 0.5})
     play(loop, 12, _times(here), rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, pair(1))
     play(loop, 8, _times(here), rows=[1], drawn=lambda due: np.full(due.draw.sum(), FOUND))
@@ -42,10 +43,24 @@ def test_a_key_that_exploits_takes_what_a_neighbour_has_found_since_if_it_is_goo
     other = copy.deepcopy(loop)
     other._check(np.array([0]))
     assert other.checks.actions[0, 0] == pair(1)
+    play(loop, 1, _times(here), rows=[0])
+    if here < 2.9:
+        assert loop.phase[0] == Phase.CHECK, "what is ahead is proved in turns"
+        assert loop.checks.actions[0, :2].tolist() == [FOUND, OWN_ACTION]
+        play(loop, 2 * check.TURNS, _times(here), rows=[0])
     for _ in range(4):
+        assert (loop.phase[0], loop.wanted[0]) == (Phase.EXPLOIT, FOUND if here < 2.9 else pair(1))
         play(loop, 1, _times(here), rows=[0])
-        assert loop.wanted[0] == (FOUND if here < 2.9 else pair(1))
+
+
+@pytest.mark.parametrize("trigger", [1e6, 1e50])
+def test_what_is_found_once_the_network_has_become_faster_does_not_stay_in_force_for_that(trigger: float) -> None:
+    """It is ahead of all that is known, and behind all of it as it is now."""
+    loop = _beside(2.85, trigger=trigger)
+    faster: Times = lambda row, action: _times(2.85)(row, action) - 0.4 * (action != FOUND)  # noqa: E731
+    play(loop, 60, faster, rows=[0], drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     assert loop.phase[0] == Phase.EXPLOIT
+    assert loop.wanted[0] == (pair(1) if trigger < 1e50 else FOUND), "without a trigger nothing is checked"
 
 
 def test_what_a_neighbour_has_found_is_tried_out_of_what_exploring_may_cost() -> None:
