@@ -37,8 +37,6 @@ _HINT: Final = 0.5
 WIDE: Final = 0.5
 # Sizes that are no further apart, in octaves, need not both try what is not expected to be good.
 _NEAR: Final = 2.0
-# What is the best of one is likely to be good for the other.
-_ALIKE: Final = 1.0
 # Farthest that two sizes are apart, in octaves, between which a time is expected to lie on a line.
 _BETWEEN: Final = 6.0
 # Logs of standard deviations are in units of this, so that they are small numbers.
@@ -94,16 +92,18 @@ class Lending:
         near = self(own.astype(np.float32), rows) >= _LENT * math.exp(-_NEAR / _OCTAVES)
         return np.asarray(own[rows] | near)
 
-    def near(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(N,) both: places in ``rows`` (R,), and a row that is at most ``_ALIKE`` octaves from the row there, and is
-        not it."""
-        place, pairs = self._place[rows], [np.zeros((2, 0), np.int64)]
+    def near(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """(N,) all: places in ``rows`` (R,), a row that is at most ``_NEAR`` octaves from the row there and is not it,
+        and how many that is."""
+        place, pairs, apart = self._place[rows], [np.zeros((2, 0), np.int64)], [np.zeros(0)]
         for start, end, weight in self._blocks:
             at = np.flatnonzero((place >= start) & (place < end))
-            of, other = np.nonzero(weight[place[at] - start] >= _LENT * math.exp(-_ALIKE / _OCTAVES))
+            lent = weight[place[at] - start]
+            of, other = np.nonzero(lent >= _LENT * math.exp(-_NEAR / _OCTAVES))
             pairs.append(np.stack([at[of], self._order[start + other]]))
+            apart.append(-_OCTAVES * np.log(lent[of, other] / _LENT, dtype=np.float64))
         at, other = np.concatenate(pairs, -1)
-        return at, other
+        return at, other, np.concatenate(apart)
 
     def turn(self, rows: NDArray[np.int64], ordinal: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(R,) whether it is the turn of these keys at their decision ``ordinal`` (R,) to try what all that are near

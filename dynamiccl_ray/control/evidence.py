@@ -376,8 +376,9 @@ class Evidence:
         tried[:, OWN_PAIR] = False
         return np.asarray(np.where(tried, cost[..., None] - self.ratio(rows), 0.0).max((-2, -1)).clip(0))
 
-    def near(self, rows: Int64) -> tuple[Int64, Int64]:
-        """(N,) both: places in ``rows`` (R,), and a key that is alike and near the one there; see ``Lending.near``."""
+    def near(self, rows: Int64) -> tuple[Int64, Int64, Float64]:
+        """(N,) all: places in ``rows`` (R,), a key that is near the one there, and by how many octaves it is not alike;
+        see ``Lending.near``."""
         return self._lending.near(rows)
 
     def turn(self, rows: Int64, ordinal: Int64) -> Bool:

@@ -157,16 +157,19 @@ def test_the_guardrail_by_hand() -> None:
     assert forbidden.tolist() == [True, False, False, True, False]
 
 
-def test_keys_that_are_near_are_of_one_collective_of_one_group_and_at_most_an_octave_apart() -> None:
+def test_keys_that_are_near_are_of_one_collective_of_one_group_and_at_most_two_octaves_apart() -> None:
     group, collective = np.array([1, 0, 0, 0, 1, 0]), np.array([4, 4, 4, 4, 4, 2])
     lending = Lending(group, collective, np.array([MIB, MIB, 2 * MIB, 4 * MIB + 1, 2 * MIB, MIB]))
-    at, other = lending.near(np.array([4, 1, 3, 5]))
-    assert sorted(zip(at.tolist(), other.tolist(), strict=True)) == [(0, 0), (1, 2)]
-    assert [of.size for of in lending.near(np.array([3, 5]))] == [0, 0]
+    at, other, apart = lending.near(np.array([4, 1, 3, 5]))
+    assert sorted(zip(at.tolist(), other.tolist(), strict=True)) == [(0, 0), (1, 2), (2, 2)]
+    assert apart == pytest.approx([1, 1, 1], abs=1e-5)
+    assert [of.size for of in lending.near(np.array([5]))] == [0, 0, 0]
+    two = Lending([0, 0], [4, 4], [MIB, 4 * MIB])
+    assert [of.tolist() for of in two.near(np.array([0]))] == [[0], [1], pytest.approx([2], abs=1e-5)]
 
 
 def test_a_reduce_scatter_is_near_an_all_gather_of_its_size_but_stands_on_no_line_with_it() -> None:
     lending = Lending([0, 0, 0, 0, 0], [2, 3, 2, 0, 1], [MIB, 2 * MIB, 4 * MIB, 2 * MIB, 2 * MIB])
-    at, other = lending.near(np.array([1, 3]))
+    at, other, _ = lending.near(np.array([1, 3]))
     assert sorted(zip(at.tolist(), other.tolist(), strict=True)) == [(0, 0), (0, 2), (1, 4)]
     assert lending.excess(np.array([1.0, 9.0, 1.0, 5.0, 5.0], np.float32)).tolist() == [0, 0, 0, 0, 0]

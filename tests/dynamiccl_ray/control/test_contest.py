@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from evidenced import measured, store
 from hypothesis import given, settings
 from looped import pair
@@ -229,6 +230,21 @@ def test_where_no_model_speaks_the_fastest_pair_is_tried_with_other_channels_tha
     flat = np.zeros((1, N_PAIRS, N_CHANNELS, N_CHUNKS))
     flat[0, :, 1:] = 1.0  # a model that knows better
     assert promising(evidence.means(KEY), ALL, NOTHING, flat.reshape(1, -1), 1).tolist() == [-1]
+
+
+@pytest.mark.parametrize(("channels", "modelled", "tried"), [(0, 0.3, True), (2, 0.3, False)])
+def test_the_fastest_with_nccls_own_channels_is_tried_with_those_of_another_although_a_model_puts_them_behind(
+    channels: int, modelled: float, tried: bool
+) -> None:
+    """What has others steps from these."""
+    evidence, may, of_model = store(1), np.zeros_like(ALL), np.zeros((1, N_PAIRS, N_CHANNELS, N_CHUNKS))
+    fastest, crossed, with_others = (int(flat_action(*of)) for of in ((3, channels, 2), (3, 5, 2), (4, 5, 2)))
+    of_model[0, 3, 3:] = modelled
+    for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.5), (with_others, 2.6), (int(flat_action(5, 6, 1)), 2.8)):
+        measured(evidence, 0, action, 4, mean, 3 * 0.02**2)
+        may[0, [action, crossed]] = True
+    action = promising(evidence.means(KEY), may, NOTHING, of_model.reshape(1, -1), 1)
+    assert action.tolist() == [crossed if tried else -1]
 
 
 def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_fastest() -> None:
