@@ -377,7 +377,7 @@ class Evidence:
         return np.asarray(np.where(tried, cost[..., None] - self.ratio(rows), 0.0).max((-2, -1)).clip(0))
 
     def near(self, rows: Int64) -> tuple[Int64, Int64, Float64]:
-        """(N,) all: places in ``rows`` (R,), a key that is near the one there, and by how many octaves it is not alike;
+        """(N,) all: places in ``rows`` (R,), a key that is near the one there, and how many octaves lie between them;
         see ``Lending.near``."""
         return self._lending.near(rows)
 
