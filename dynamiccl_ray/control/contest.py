@@ -12,7 +12,7 @@ from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, a
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.control.comparing import compare, expected, unmeasured
 from dynamiccl_ray.control.evidence import Means
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS, OWN_PAIR
+from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS
 
 # Fastest actions of a key that are compared: the time that this takes grows with their cube.
 _MOST: Final = 24
@@ -198,12 +198,12 @@ def _beside(actions: Int64, there: Bool) -> Bool:
 
 
 def _crossed(actions: Int64, known: Bool) -> Bool:
-    """(R, N_ACTIONS) where the fastest of flat actions (R, M) that are ``known`` (R, M) has NCCL's own channels, that
-    with those of the fastest that has others: from NCCL's own there is no step."""
+    """(R, N_ACTIONS) the fastest of flat actions (R, M) that are ``known`` (R, M) with the channels of the fastest that
+    has others than NCCL's own: from these there is no step. That is itself where it has others."""
     out = np.zeros((len(actions), N_ACTIONS), np.bool_)
     pair, channels, chunk = action_parts(actions)
     others = known & (channels > 0)
-    row = np.flatnonzero(known[:, 0] & (channels[:, 0] == 0) & (pair[:, 0] != OWN_PAIR) & others.any(-1))
+    row = np.flatnonzero(others.any(-1))
     out[row, flat_action(pair[row, 0], channels[row, others[row].argmax(-1)], chunk[row, 0])] = True
     return out
 

@@ -167,6 +167,33 @@ def test_while_keys_compare_one_of_those_near_tries_what_a_wrong_model_makes_wor
     assert not np.any(loop.wanted == pair(3)), "it is slow"
 
 
+def test_what_was_tried_before_a_shift_is_tried_again_where_it_may_be_the_best_now() -> None:
+    keys = own_channels(1)
+    keys.prior[:, 1, 0], keys.prior[:, 3, 0] = 0.5, 0.4
+    loop, times = loop_of(keys, draws=4, compares=12), {OWN_ACTION: 3.0, pair(1): 2.9, pair(3): 3.05}
+    for tries in (1, 2):
+        asked = 0
+        for _ in range(16):
+            play(loop, 1, lambda _, action: times.get(action, 3.3), drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+            asked += int(loop.wanted[0] == pair(3) and loop.evidence.samples[0, pair(3)] == 0)
+        assert asked == 1, f"in learning phase {tries}"
+        loop.shift(np.arange(1))
+
+
+@pytest.mark.parametrize("noise", [0.02, 1.0])
+def test_one_noisy_collective_of_what_is_far_behind_is_worth_nothing(noise: float) -> None:
+    keys = own_channels(1)
+    keys.prior[:, 1, 0], keys.prior[:, 3, 0] = 0.5, 0.4
+    loop = loop_of(keys, draws=4, compares=12)
+    play(loop, 4, lambda _, action: 2.9 if action else 3.0, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    rows = np.arange(1)
+    said = loop.evidence.estimates(rows)
+    loop.evidence.square[:] = loop.evidence.freedom + 4
+    loop.evidence.square *= noise**2
+    action = loop._untried_near(rows, loop.allowed(rows).reshape(1, -1), said)
+    assert action.tolist() == [pair(3) if noise < 0.1 else -1]
+
+
 @pytest.mark.parametrize(
     ("chunk", "forbidden", "action"),
     [
