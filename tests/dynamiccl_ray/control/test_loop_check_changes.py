@@ -183,9 +183,9 @@ def test_what_was_measured_once_and_by_luck_takes_what_the_check_has_measured() 
     assert now == pytest.approx([2.8, 2.7], abs=0.08)
 
 
-def _seems_slower(deviation: float) -> tuple[float, list[float]]:
+def _seems_slower(deviation: float, other: float = 0.3) -> tuple[float, list[float]]:
     """By how much all have moved, and each action that contends beyond that, where turns say 0.36 of the one in force
-    and 0.3 of NCCL's own choice. ``deviation`` is of a batch of 8 times."""
+    and ``other`` of NCCL's own choice. ``deviation`` is of a batch of 8 times."""
     loop, row = drawn_far(), np.array([0])
     loop._check(row)
     checks, evidence = loop.checks, loop.evidence
@@ -193,7 +193,7 @@ def _seems_slower(deviation: float) -> tuple[float, list[float]]:
     known = evidence.mean(np.zeros(2, np.int64), checks.actions[0, :2])
     for column in (evidence.samples, evidence.total):
         column[0, [pair(1), OWN_ACTION]] *= 100
-    checks.off[0, 0], checks.off[0, 1] = known[0] + 0.36, known[1] + 0.3 - (known[0] + 0.36)
+    checks.off[0, 0], checks.off[0, 1] = known[0] + 0.36, known[1] + other - (known[0] + 0.36)
     checks.turns[0, :2] = check.TURNS
     by, of_each = checks.moved_by(row, evidence, np.array([deviation]))
     assert of_each[0, 2:].tolist() == [0, 0, 0]
@@ -205,6 +205,12 @@ def test_chance_in_the_turns_of_the_action_in_force_moves_all_others_by_a_share_
     by, of_each = _seems_slower(0.05)
     assert by == pytest.approx(0.33, abs=0.005)
     assert of_each == pytest.approx([0.015, -0.015], abs=0.01)
+
+
+def test_what_is_no_further_off_than_turns_err_is_believed_no_more_for_being_far() -> None:
+    by, of_each = _seems_slower(0.1, 0.16)
+    assert by == pytest.approx(0.26, abs=0.01)
+    assert of_each == pytest.approx([0.013, -0.013], abs=0.005)
 
 
 def test_where_times_hardly_vary_what_was_measured_has_moved_by_what_was_measured() -> None:

@@ -180,12 +180,13 @@ def test_what_was_tried_before_a_shift_is_tried_again_where_it_may_be_the_best_n
         loop.shift(np.arange(1))
 
 
+@pytest.mark.parametrize("says", ["prior", "earlier"])
 @pytest.mark.parametrize("noise", [0.02, 1.0])
-def test_one_noisy_collective_of_what_is_far_behind_is_worth_nothing(noise: float) -> None:
+def test_one_noisy_collective_of_what_is_far_behind_is_worth_nothing(says: str, noise: float) -> None:
     keys = own_channels(1)
-    keys.prior[:, 1, 0], keys.prior[:, 3, 0] = 0.5, 0.4
+    getattr(keys, says)[:, [1, 3], 0] = 0.5, 0.2
     loop = loop_of(keys, draws=4, compares=12)
-    play(loop, 4, lambda _, action: 2.9 if action else 3.0, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
+    play(loop, 2, lambda _, action: 2.9 if action else 3.0, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     rows = np.arange(1)
     said = loop.evidence.estimates(rows)
     loop.evidence.square[:] = loop.evidence.freedom + 4
