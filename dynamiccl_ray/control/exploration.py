@@ -31,9 +31,10 @@ _MISTAKEN: Final = 0.3
 # Where what earlier runs measured is off by more than this, as the standard deviation of a log, they are wrong. Twice
 # what they are taken for at first (agent/prior.py).
 _MISLEADING: Final = 0.06
-# By how much more, as a log for each octave between the two and for one at least, what a key that is near has found
-# has to be ahead of NCCL's own choice there; and in how many collectives.
+# By how much more, as a log for each octave between the two and for so much of one at least, what a key that is near
+# has found has to be ahead of NCCL's own choice there; and in how many collectives.
 _FURTHER: Final = 0.1
+_LEAST_APART: Final = 0.5
 _FOUND: Final = 4
 
 
@@ -195,7 +196,7 @@ class Exploration(State):
         evidence, (at, other, apart) = self.evidence, self.evidence.near(rows)
         found = self._found[other]
         ratio = evidence.mean(other, found) - evidence.baseline[other]
-        further = ratio < (self._best[rows] - evidence.baseline[rows])[at] - _FURTHER * np.maximum(apart, 1)
+        further = ratio < (self._best[rows] - evidence.baseline[rows])[at] - _FURTHER * np.maximum(apart, _LEAST_APART)
         known = evidence.samples[other, found] >= _FOUND
         of = further & known & allowed[at, found] & (evidence.samples[rows[at], found] == 0)
         at, found, ratio = at[of], found[of], ratio[of]

@@ -76,7 +76,9 @@ def test_what_a_neighbour_has_found_is_tried_out_of_what_exploring_may_cost() ->
     [
         (0.4, 1, 6, True, True),
         (0.15, 1, 6, True, False),
-        (0.15, 0, 6, True, False),
+        (0.18, 0, 6, True, True),
+        (0.13, 0, 6, True, False),
+        (0.18, 1, 6, True, False),
         (0.4, 2, 6, True, True),
         (0.25, 1, 6, True, True),
         (0.25, 2, 6, True, False),
