@@ -247,10 +247,10 @@ class Evidence:
         self.by_channels_total[rows, pair, channels] += more
         self.by_chunk_total[rows, pair, chunk] += more
 
-    def fade(self, rows: Int64, most: float) -> None:
-        """What was measured of these keys counts for so many samples of an action at most."""
+    def fade(self, rows: Int64, most: Float64) -> None:
+        """What was measured of these keys (R,) counts for so many samples of an action at most (R,)."""
         samples = self.samples[rows]
-        kept = np.minimum(samples, most)
+        kept = np.minimum(samples, most[:, None])
         self.total[rows] *= kept / np.maximum(samples, 1e-9)
         self.samples[rows] = kept
 

@@ -52,8 +52,10 @@ _OFTEN: Final = 4
 # in force, where a key has begun to exploit, or its choice has stood, and the detector has seen too little of it.
 _LEAST_MOVED: Final = 0.05
 _UNUSUAL: Final = 0.3
-# On a network that has changed, but not so that it shows in a check, what was measured counts for no more collectives.
+# On a network that has changed, but not so that it shows in a check, what was measured counts for no more collectives;
+# and where not even that shows.
 _FADED: Final = 32.0
+_KEPT: Final = 128.0
 # Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
 _AGREED: Final = 0.25
 _TOGETHER: Final = 64
@@ -268,7 +270,7 @@ class Loop(Length):
         for place, further in enumerate(of_each.T):
             there = self.checks.actions[stands, place] >= 0
             self.evidence.correct(stands[there], self.checks.actions[stands[there], place], further[there])
-        self.evidence.fade(stands[np.abs(by) > _LEAST_MOVED], _FADED)
+        self.evidence.fade(stands, np.where(np.abs(by) > _LEAST_MOVED, _FADED, _KEPT))
         # What was checked before all was compared is compared now; and there was no alarm.
         early = self._early(stands)
         self.decisions[stands[early]] = self.checks.began[stands[early]]

@@ -19,7 +19,7 @@ from dynamiccl_ray.control import check
 from dynamiccl_ray.control.loop import Measured, Phase
 from dynamiccl_ray.control.trigger import BATCH
 
-FADED = 32
+FADED, KEPT = 32, 128
 LEARNING = {"baseline_samples": 3, "draws": 3, "draw_samples": 2, "compares": 2, "compare_samples": 4}
 GROUPS = 2
 # Shrinking takes minutes; the steps of a failure are printed as they are.
@@ -141,13 +141,13 @@ class Key:
             self.call_off()
             self.shift()
             return
-        before = Counter[int]() if anew else self.recorded
-        # Where all have moved alike, what was measured counts for no more than so much.
-        faded = Counter({action: min(n, FADED) for action, n in before.items()})
+        known = Counter[int]() if anew else self.recorded
+        # What was measured before counts for no more than so much, and for less where all have moved.
+        few, before = (Counter({action: min(n, most) for action, n in known.items()}) for most in (FADED, KEPT))
         if sum(recorded.values()) - sum(before.values()) != self.turned:
-            self.lost += sum((before - faded).values())
-            self.used -= sum((before - faded).values())
-            before = faded
+            before = few
+        self.lost += sum((known - before).values())
+        self.used -= sum((known - before).values())
         assert sum((recorded - before).values()) == sum(recorded.values()) - sum(before.values()) == self.turned
         self.recorded, self.turned, self.checking = recorded, 0, False
         if self.began <= LEARNING["draws"] + LEARNING["compares"] and not anew:
