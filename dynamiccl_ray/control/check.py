@@ -152,8 +152,9 @@ class Checks:
         first = self.actions[rows, _CONTEND] == _OPEN
         for row, was, may in zip(rows[first].tolist(), before[first].tolist(), allowed[first], strict=True):
             known = evidence.mean(np.array([row]), self.actions[row, :1])[0]
-            moved = abs(float(np.median(self.off[row, 0]) - known))
-            found = _further(row, self.actions[row, :_CONTEND], was, evidence, may, float(known) + moved + _NEARLY)
+            moved = float(np.median(self.off[row, 0]) - known)
+            most, own = float(known) + abs(moved) + _NEARLY, moved < -_LEAST or moved > _FAR
+            found = _further(row, self.actions[row, :_CONTEND], was, evidence, may, most, own=own)
             self.actions[row, _CONTEND:] = -1
             self.actions[row, _CONTEND : _CONTEND + len(found)] = found
             self.takes_turns[row, _CONTEND:] = self.actions[row, _CONTEND:] >= 0
@@ -343,11 +344,13 @@ def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool, hopele
     return [wanted, OWN_ACTION] if own_next else [wanted, *order[rest][:1].tolist()]
 
 
-def _further(row: int, contend: Int64, before: int, evidence: Evidence, allowed: Bool, most: float) -> list[int]:
+def _further(
+    row: int, contend: Int64, before: int, evidence: Evidence, allowed: Bool, most: float, *, own: bool
+) -> list[int]:
     """Of what is ``allowed`` (N_ACTIONS,): NCCL's own choice, and the fastest of pairs that do not contend, of what was
-    measured and had a log time of at most ``most``. And ``before``, what was exploited before the last shift, whatever
-    it took since: a fault may have ended."""
-    looks: list[int] = [] if OWN_ACTION in contend or evidence.baseline[row] > most else [OWN_ACTION]
+    measured and had a log time of at most ``most``. And ``before``, what was exploited before the last shift, and if
+    so said NCCL's ``own`` choice, whatever they took since: a fault may have ended."""
+    looks: list[int] = [OWN_ACTION] if OWN_ACTION not in contend and (own or evidence.baseline[row] <= most) else []
     if before != OWN_ACTION and allowed[before] and before not in contend:
         looks.append(before)
     order, mean = _by_time(row, evidence, allowed)

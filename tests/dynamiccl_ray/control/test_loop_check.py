@@ -122,6 +122,24 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
     assert loop.need[1] == 4
 
 
+@pytest.mark.parametrize(
+    ("by", "own", "looks", "anew"),
+    [(-0.08, 2.6, True, True), (0.25, 2.6, True, True), (-0.08, 4.0, True, False), (0.1, 2.6, False, False)],
+)
+def test_where_what_is_in_force_has_moved_nccls_own_choice_is_looked_at_however_hopeless_it_was(
+    by: float, own: float, looks: bool, anew: bool
+) -> None:
+    """A fault may have ended that what is in force has hardly felt."""
+    loop = loop_of(some_keys(2), draws=8, draw_samples=1)
+    for seed in range(20):
+        drawn = lambda due, of=1 + seed % 2: np.full(due.draw.sum(), pair(of))  # noqa: E731
+        play(loop, 1, _hopeless(), sigma=0.01, seed=seed, rows=[0], drawn=drawn)
+    loop._check(np.array([0]))
+    after: Times = lambda row, action: own if action == OWN_ACTION else {pair(1): 2.9, pair(2): 3.0}[action] + by  # noqa: E731
+    assert [drift.anew for drift in all_turns(loop, after)] == [anew]
+    assert (OWN_ACTION in loop.checks.actions[0].tolist()) == looks
+
+
 @pytest.mark.parametrize("by", [0.3, -0.3])
 def test_a_pair_that_was_too_far_behind_to_contend_is_looked_at_once(by: float) -> None:
     loop = drawn_far()
