@@ -124,7 +124,13 @@ def test_nccls_own_choice_is_not_measured_again_and_again_where_it_is_hopeless()
 
 @pytest.mark.parametrize(
     ("by", "own", "looks", "anew"),
-    [(-0.08, 2.6, True, True), (0.25, 2.6, True, True), (-0.08, 4.0, True, False), (0.1, 2.6, False, False)],
+    [
+        (-0.08, 2.6, True, True),
+        (0.25, 2.6, True, True),
+        (-0.08, 4.0, True, False),
+        (0.1, 2.6, False, False),
+        (-0.015, 2.6, False, False),
+    ],
 )
 def test_where_what_is_in_force_has_moved_nccls_own_choice_is_looked_at_however_hopeless_it_was(
     by: float, own: float, looks: bool, anew: bool
