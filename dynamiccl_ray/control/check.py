@@ -41,6 +41,11 @@ _NEARLY: Final = 0.1
 _SURE: Final = 3.0
 _LEAST: Final = 0.03
 _FAR: Final = 0.2
+# Unless what is in force takes what it took, to within so much, and that was measured so often: then the others were
+# measured in a burst, say. What is ahead of it by this much all the same is of another network.
+_STAYED: Final = 0.05
+WELL_KNOWN: Final = 24
+_FAR_AHEAD: Final = 0.1
 # What is ahead by less than this, as a log, is taken without anything being learned anew.
 _AHEAD: Final = 0.05
 # Times that go back to what they were before a check do so to within this share of what they had moved by, and that was
@@ -220,14 +225,16 @@ class Checks:
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
         """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``:
-        it is ahead by ``_AHEAD``, and was not before, or it has moved far. ``deviation`` (R,) is of the mean of a batch
-        of 8."""
-        moved, error, _ = self._moved(rows, evidence, deviation)
+        it is ahead by ``_AHEAD``, and was not before, or it has moved far. Where the first is known well and takes what
+        it took, only what is ahead by ``_FAR_AHEAD`` counts. ``deviation`` (R,) is of the mean of a batch of 8."""
+        moved, error, alone = self._moved(rows, evidence, deviation)
         changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == TURNS)
-        level = self.level(rows)[:, :_CONTEND]
+        level, first = self.level(rows)[:, :_CONTEND], self.actions[rows, 0]
+        away = np.abs(level[:, 0] - evidence.mean(rows, first))
+        stayed = (away <= np.maximum(_SURE * alone[:, 0], _STAYED)) & (evidence.samples[rows, first] >= WELL_KNOWN)
         ahead = level[:, :1] - level
-        overtaken = changed & (ahead > _AHEAD) & (ahead + moved < _AHEAD)
-        return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR))).any(-1))
+        overtaken = changed & (ahead > np.where(stayed, _FAR_AHEAD, _AHEAD)[:, None]) & (ahead + moved < _AHEAD)
+        return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR) & ~stayed[:, None])).any(-1))
 
     def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:
         """By how much, as a log, times are longer than by ``evidence``, in checks in which what contends stands: (R,)

@@ -41,9 +41,8 @@ __all__ = ["Drift", "Due", "Keys", "Loop", "Measured", "Outcome", "Phase", "Verd
 
 # Collectives of an action before drift is looked for in further ones.
 _KNOWN: Final = 4
-# What is as near to an alarm as this is not added to what so many collectives have said of an action.
+# What is as near to an alarm as this is not added to what is known well of an action.
 _DOUBTFUL: Final = 0.6
-_WELL_KNOWN: Final = 24
 # A time counts as no more than so many standard deviations above the median of its decision, of two the lesser.
 _OUTLIER: Final = 4.0
 # Draws of an action after which one more says little.
@@ -131,7 +130,8 @@ class Loop(Length):
         last &= self._off(of, _LEAST_MOVED)
         # On a network that has become faster, what was measured too seldom for an alarm to come soon would be the best
         # of all, and nothing would ever say that the others are as fast. What exploits and is slower gives way.
-        seldom = ~drawn & (self.evidence.samples[rows, actions] < _WELL_KNOWN) & self._off(of, SURPRISE)
+        well_known = self.evidence.samples[rows, actions] >= check.WELL_KNOWN
+        seldom = ~drawn & ~well_known & self._off(of, SURPRISE)
         faster = of.mean < self.evidence.mean(rows, actions)
         seldom &= learning | ((phase == Phase.EXPLOIT) & faster)
         # What changes before the detector knows what is usual is usual to it.
@@ -140,7 +140,7 @@ class Loop(Length):
         # What may be of another network says nothing of this one; where little is known yet, or a check is far off, it
         # has to.
         calm = self.measured[rows] < self.checks.calm_until[rows]
-        doubtful = (self.cusum.score[rows] > _DOUBTFUL) & (self.evidence.samples[rows, actions] >= _WELL_KNOWN) & ~calm
+        doubtful = (self.cusum.score[rows] > _DOUBTFUL) & well_known & ~calm
         # What shows that an action has moved is what it takes now: the check is against what it took.
         same = ~np.isin(rows, moved)
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & same)).into(self.evidence.record)
@@ -356,7 +356,7 @@ class Loop(Length):
         """What these keys exploited, for whoever wants to go back to it: what they measured most, where the change has
         put in force what is hardly known."""
         exploited, samples = self.exploited()[rows], self.evidence.samples[rows]
-        known = np.take_along_axis(samples, np.maximum(exploited, 0)[:, None], -1)[:, 0] >= _WELL_KNOWN
+        known = np.take_along_axis(samples, np.maximum(exploited, 0)[:, None], -1)[:, 0] >= check.WELL_KNOWN
         settled = np.where(known, exploited, samples.argmax(-1))
         self.settled[rows] = np.where(exploited >= 0, settled, self.settled[rows])
 
