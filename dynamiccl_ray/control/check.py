@@ -20,8 +20,11 @@ from dynamiccl_ray.arrays import Bool, Float64, Int64
 from dynamiccl_ray.control.evidence import Evidence
 from dynamiccl_ray.control.trigger import BATCH
 
-TURNS: Final = 6
-"""Of each action that contends, one collective each."""
+TURNS: Final = 4
+MOST_TURNS: Final = 6
+"""Of each action that contends, one collective each; and where times vary by much."""
+# Standard deviation of the log of one time beyond which they do.
+_NOISY: Final = 0.1
 # Actions that contend: in force, NCCL's own, the best of two other pairs, and the best of this pair otherwise.
 _CONTEND: Final = 5
 # Actions that are looked at, of further pairs, and what they are before they are chosen.
@@ -59,7 +62,7 @@ _STEP: Final = 4.0
 _APART: Final = 0.05
 # What is in force has moved by so much, as a log, within a check: the network changes.
 _MOVED: Final = 0.25
-# Standard deviation of the median of six normal numbers over that of their mean.
+# Standard deviation of the median of six normal numbers over that of their mean; of four it is 1.09.
 _MEDIAN: Final = 1.14
 # A key whose choice stood is not checked again for so many of its collectives, twice as many each time.
 _CALM: Final = 128
@@ -69,7 +72,8 @@ _SHAPES: Final[dict[str, tuple[tuple[int, ...], type, int]]] = {
     "actions": ((_PLACES,), np.int64, -1),
     "takes_turns": ((_PLACES,), np.int64, 0),
     "turns": ((_PLACES,), np.int64, 0),
-    "off": ((_PLACES, TURNS), np.float64, 0),
+    "most": ((), np.int64, TURNS),
+    "off": ((_PLACES, MOST_TURNS), np.float64, 0),
     "samples": ((_PLACES,), np.float64, 0),
     "square": ((_PLACES,), np.float64, 0),
     "stood": ((), np.int64, 0),
@@ -90,9 +94,11 @@ class Checks:
     takes_turns: Int64
     """(K, 8) turns that each action takes, and has had."""
     turns: Int64
+    most: Int64
+    """(K,) turns of what contends, unless it is clearly as far behind as it was."""
     off: Float64
-    """(K, 8, TURNS) mean log time of each turn: of the action in force as it is; of the others over that, in the same
-    turn. Of turns that an action does not take, what it was in those before."""
+    """(K, 8, MOST_TURNS) mean log time of each turn: of the action in force as it is; of the others over that, in the
+    same turn. Of turns that an action does not take, what it was in those before."""
     samples: Float64
     """(K, 8) in all turns, and their squared deviations within these."""
     square: Float64
@@ -124,11 +130,20 @@ class Checks:
             setattr(self, name, getattr(self, name)[rows])
 
     def begin(
-        self, rows: Int64, wanted: Int64, decisions: Int64, evidence: Evidence, allowed: Bool, hopeless: Bool
+        self,
+        rows: Int64,
+        wanted: Int64,
+        decisions: Int64,
+        evidence: Evidence,
+        deviation: Float64,
+        allowed: Bool,
+        hopeless: Bool,
     ) -> None:
         """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
-        (R, N_ACTIONS) may be measured. NCCL's own choice is known to be ``hopeless`` (R,) from elsewhere."""
+        (R, N_ACTIONS) may be measured. NCCL's own choice is known to be ``hopeless`` (R,) from elsewhere.
+        ``deviation`` (R,) is of the mean of a batch of 8."""
         self.began[rows], self.anew[rows] = decisions, 0
+        self.most[rows] = np.where(np.sqrt(BATCH) * deviation > _NOISY, MOST_TURNS, TURNS)
         self.actions[rows, :_CONTEND], self.actions[rows, _CONTEND:] = -1, _OPEN
         for row, action, may, no in zip(rows.tolist(), wanted.tolist(), allowed, hopeless.tolist(), strict=True):
             contend = _contenders(row, action, evidence, may, no)
@@ -137,15 +152,15 @@ class Checks:
 
     def _from_the_start(self, rows: Int64) -> None:
         self.turns[rows] = self.samples[rows] = self.square[rows] = 0
-        self.takes_turns[rows] = np.where(self.actions[rows] >= 0, TURNS, 0)
+        self.takes_turns[rows] = np.where(self.actions[rows] >= 0, self.most[rows, None], 0)
 
     def moved(self, rows: Int64, deviation: Float64) -> Bool:
-        """(R,) whether what is in force took another time in its first turns, or its last, than in most, by far: then
-        the network has changed in the check, which begins anew here, once. ``deviation`` as in ``differs``."""
-        off = self.off[rows, 0]
-        ends = np.stack([off[:, :2].mean(-1), off[:, -2:].mean(-1)], -1)
-        away = np.abs(ends - np.median(off, -1, keepdims=True)).max(-1)
-        error = np.sqrt(BATCH * (1 / 2 + _MEDIAN**2 / TURNS)) * deviation
+        """(R,) whether what is in force took another time in the first half of its turns than in the second, by far:
+        then the network has changed in the check, which begins anew here, once. ``deviation`` as in ``differs``."""
+        turn, most = np.arange(MOST_TURNS), self.most[rows, None]
+        sign = np.where(turn < most // 2, -1, turn < most)
+        away = np.abs((self.off[rows, 0] * sign).sum(-1)) / (self.most[rows] / 2)
+        error = np.sqrt(BATCH * 4 / self.most[rows]) * deviation
         of = rows[(away > np.maximum(_SURE * error, _MOVED)) & (self.anew[rows] == 0)]
         self.anew[of] = 1
         self._from_the_start(of)
@@ -157,7 +172,7 @@ class Checks:
         first = self.actions[rows, _CONTEND] == _OPEN
         for row, was, may in zip(rows[first].tolist(), before[first].tolist(), allowed[first], strict=True):
             known = evidence.mean(np.array([row]), self.actions[row, :1])[0]
-            moved = float(np.median(self.off[row, 0]) - known)
+            moved = float(self._middle(np.array([row]))[0, 0] - known)
             most, own = float(known) + abs(moved) + _NEARLY, moved < -_LEAST or moved > _FAR
             found = _further(row, self.actions[row, :_CONTEND], was, evidence, may, most, own=own)
             self.actions[row, _CONTEND:] = -1
@@ -174,7 +189,7 @@ class Checks:
         """A turn (R,) of each of these keys is over. ``deviation`` (R,) is of the mean of a batch of 8."""
         place = self._next(rows)
         turn, looks, first = self.turns[rows, place], place >= _CONTEND, place == 0
-        in_force = np.where(looks, np.median(self.off[rows, 0], -1), self.off[rows, 0, turn])
+        in_force = np.where(looks, self._middle(rows)[:, 0], self.off[rows, 0, turn])
         off = mean - np.where(first, 0.0, in_force)
         self.off[rows, place, turn] = off
         self.off[rows[looks], place[looks]] = off[looks, None]
@@ -187,7 +202,7 @@ class Checks:
     def _drop(self, rows: Int64, place: Int64, evidence: Evidence, deviation: Float64) -> None:
         """What contends, but is as far behind the action in force as it was, takes no further turns."""
         turns = self.turns[rows, place]
-        of = np.arange(TURNS) < turns[:, None]
+        of = np.arange(MOST_TURNS) < turns[:, None]
         off = (self.off[rows, place] * of).sum(-1) / turns
         before = evidence.mean(rows, self.actions[rows, place]) - evidence.mean(rows, self.actions[rows, 0])
         behind = off > _SURE * np.sqrt(2 * BATCH / turns) * deviation
@@ -209,9 +224,15 @@ class Checks:
     def level(self, rows: Int64) -> Float64:
         """(R, 8) log times of a check that is over: of the action in force the median of its turns, and of the others
         what they were off from it, turn by turn. So what lasts for less than a turn changes none of them."""
-        level = np.median(self.off[rows], -1)
+        level = self._middle(rows)
         level[:, 1:] += level[:, :1]
-        return np.asarray(level)
+        return level
+
+    def _middle(self, rows: Int64) -> Float64:
+        """(R, 8) median of ``off`` over the turns of a key."""
+        off = self.off[rows]
+        few, many = np.median(off[..., :TURNS], -1), np.median(off, -1)
+        return np.asarray(np.where(self.most[rows, None] == TURNS, few, many))
 
     def _had(self, rows: Int64) -> Bool:
         """(R, 8) whether an action has had its turns."""
@@ -220,7 +241,7 @@ class Checks:
     def _next(self, rows: Int64) -> Int64:
         """(R,) the place of the action whose turn comes: in turns what contends, and then what is looked at."""
         place = np.arange(_PLACES)
-        order = np.where(place < _CONTEND, self.turns[rows], TURNS) * _PLACES + place
+        order = np.where(place < _CONTEND, self.turns[rows], MOST_TURNS) * _PLACES + place
         return np.asarray(np.where(self._had(rows), np.iinfo(np.int64).max, order).argmin(-1))
 
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
@@ -228,7 +249,7 @@ class Checks:
         it is ahead by ``_AHEAD``, and was not before, or it has moved far. Where the first is known well and takes what
         it took, only what is ahead by ``_FAR_AHEAD`` counts. ``deviation`` (R,) is of the mean of a batch of 8."""
         moved, error, alone = self._moved(rows, evidence, deviation)
-        changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == TURNS)
+        changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == self.most[rows, None])
         level, first = self.level(rows)[:, :_CONTEND], self.actions[rows, 0]
         away = np.abs(level[:, 0] - evidence.mean(rows, first))
         stayed = (away <= np.maximum(_SURE * alone[:, 0], _STAYED)) & (evidence.samples[rows, first] >= WELL_KNOWN)
@@ -278,7 +299,7 @@ class Checks:
         level, there = self.level(rows), self.actions[rows] >= 0
         least = np.where(there, level, np.inf)[:, :_CONTEND].min(-1)
         looks = np.where(there, level, np.inf)[:, _CONTEND:]
-        error = np.sqrt(BATCH * (1 + _MEDIAN**2 / TURNS)) * deviation
+        error = np.sqrt(BATCH * (1 + _MEDIAN**2 / self.most[rows])) * deviation
         ahead = looks.min(-1) < least - np.maximum(error, _LEAST)
         of = rows[ahead]
         best = self.actions[of, _CONTEND + looks[ahead].argmin(-1)]

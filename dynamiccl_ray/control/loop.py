@@ -241,7 +241,8 @@ class Loop(Length):
         for_once = far | (for_once & compared) | (self.evidence.samples[rows, wanted] == 0)
         wanted, hopeless = np.where(for_once, best, wanted), self.hopeless_earlier[rows] | far
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
-        self.checks.begin(rows, wanted, self.decisions[rows], self.evidence, allowed, hopeless)
+        deviation = self.cusum.deviation(rows)
+        self.checks.begin(rows, wanted, self.decisions[rows], self.evidence, deviation, allowed, hopeless)
         self._over[rows] = True
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 

@@ -23,7 +23,7 @@ def test_a_network_that_changes_during_a_check_or_right_after_it_is_noticed(afte
         drifts += play(loop, 1, far(0.2) if turn < after else changed, sigma=0.01, seed=turn, rows=[0])
         if loop.shifts[0]:
             break
-    assert [drift.anew for drift in drifts] == ([True] if after < 7 else [False, True])
+    assert [drift.anew for drift in drifts] == ([True] if after < 5 else [False, True])
 
 
 def test_what_is_behind_in_some_turns_and_ahead_in_others_is_not_as_far_behind_as_it_was() -> None:
@@ -47,11 +47,29 @@ def test_what_one_turn_has_put_behind_is_not_as_far_behind_as_it_was() -> None:
     assert loop.checks.level(row)[0, 1] == pytest.approx(3.02)
 
 
-def test_a_check_begins_anew_once() -> None:
+@pytest.mark.parametrize(("sigma", "turns"), [(0.09, 4), (0.11, 6)])
+def test_where_times_vary_by_much_what_contends_has_more_turns(sigma: float, turns: int) -> None:
+    loop, row, one = drawn_far(), np.array([0]), np.ones(1)
+    deviation = np.array([sigma / np.sqrt(8)])
+    loop.checks.off[0] = 9.0  # of a check before
+    allowed = loop.allowed(row).reshape(1, -1)
+    loop.checks.begin(row, loop.wanted[row], row, loop.evidence, deviation, allowed, np.zeros(1, np.bool_))
+    assert loop.checks.takes_turns[0, :3].tolist() == [turns, turns, 0]
+    for turn in range(turns):
+        for time in (3.0 + 0.1 * turn, 3.02 + 0.1 * turn):
+            assert not loop.checks.contended(row)[0]
+            loop.checks.record(row, one, time * one, 0 * one, loop.evidence, deviation)
+    assert loop.checks.contended(row)[0]
+    assert loop.checks.level(row)[0, :2] == pytest.approx([2.95 + 0.05 * turns, 2.97 + 0.05 * turns])
+
+
+@pytest.mark.parametrize(("turns", "before"), [(4, 1), (4, 2), (4, 3), (6, 2), (6, 3), (6, 4)])
+def test_a_check_begins_anew_once(turns: int, before: int) -> None:
     loop, row = drawn_far(), np.array([0])
     loop._check(row)
+    loop.checks.most[0] = turns
     for again in (True, False):
-        loop.checks.off[0, 0] = [3.0, 3.0, 3.0, 3.0, 4.0, 4.0]
+        loop.checks.off[0, 0, :turns] = np.where(np.arange(turns) < before, 3.0, 4.0)
         loop.checks.turns[0, 0] = check.TURNS
         assert loop.checks.moved(row, np.array([0.01])).tolist() == [again]
         assert loop.checks.turns[0, 0] == (0 if again else check.TURNS)
@@ -176,7 +194,7 @@ def test_what_was_measured_once_and_by_luck_takes_what_the_check_has_measured() 
     checks, evidence = loop.checks, loop.evidence
     assert checks.actions[0, :3].tolist() == [pair(1), OWN_ACTION, -1]
     checks.off[0, 0], checks.off[0, 1] = 2.8, -0.1
-    checks.turns[0, :2] = check.TURNS
+    checks.turns[0, :2] = checks.most[0] = check.MOST_TURNS
     deviation = np.array([0.15 / np.sqrt(8)])
     assert not checks.differs(row, evidence, deviation).any()
     by, of_each = checks.moved_by(row, evidence, deviation)
@@ -195,7 +213,7 @@ def _seems_slower(deviation: float, other: float = 0.3) -> tuple[float, list[flo
     for column in (evidence.samples, evidence.total):
         column[0, [pair(1), OWN_ACTION]] *= 100
     checks.off[0, 0], checks.off[0, 1] = known[0] + 0.36, known[1] + other - (known[0] + 0.36)
-    checks.turns[0, :2] = check.TURNS
+    checks.turns[0, :2] = checks.most[0] = check.MOST_TURNS
     by, of_each = checks.moved_by(row, evidence, np.array([deviation]))
     assert of_each[0, 2:].tolist() == [0, 0, 0]
     return float(by[0]), of_each[0, :2].tolist()
