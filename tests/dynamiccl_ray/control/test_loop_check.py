@@ -471,8 +471,10 @@ def test_a_check_goes_on_where_the_state_was_saved() -> None:
     one, two = exploiting(some_keys(2)), exploiting(some_keys(2))
     alarmed(one, _slower(0.2))
     play(one, 2, _slower(0.2), sigma=0.01, rows=[0])
+    one.checks.most[1] = check.MOST_TURNS
     two.restore(through_a_file(one.state()))
     assert two.phase[0] == Phase.CHECK
+    assert two.checks.most.tolist() == [check.TURNS, check.MOST_TURNS]
     said = [[(drift.row, drift.anew) for drift in all_turns(loop, _slower(0.2), sigma=0.0)] for loop in (one, two)]
     assert said == [[(0, False)]] * 2
     assert (one.evidence.total == two.evidence.total).all()
