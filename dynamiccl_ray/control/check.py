@@ -140,7 +140,7 @@ class Checks:
         hopeless: Bool,
     ) -> None:
         """Keys (R,) whose ``wanted`` (R,) action has another time now, after so many ``decisions`` (R,); ``allowed``
-        (R, N_ACTIONS) may be measured. NCCL's own choice is known to be ``hopeless`` (R,) from elsewhere.
+        (R, N_ACTIONS) may be measured. Where NCCL's own choice is ``hopeless`` (R,), it does not contend.
         ``deviation`` (R,) is of the mean of a batch of 8."""
         self.began[rows], self.anew[rows] = decisions, 0
         self.most[rows] = np.where(np.sqrt(BATCH) * deviation > _NOISY, MOST_TURNS, TURNS)
@@ -354,8 +354,7 @@ def _contenders(row: int, wanted: int, evidence: Evidence, allowed: Bool, hopele
     """``wanted``, NCCL's own choice unless that is ``hopeless``, and of what was measured and is ``allowed``
     (N_ACTIONS,) the fastest, unless they are far behind; the next one after ``wanted`` if that would be alone."""
     now = float(evidence.mean(np.array([row]), np.array([wanted]))[0])
-    alone = wanted == OWN_ACTION or hopeless or float(evidence.baseline[row]) - now > HOPELESS
-    contend = [wanted] if alone else [wanted, OWN_ACTION]
+    contend = [wanted] if wanted == OWN_ACTION or hopeless else [wanted, OWN_ACTION]
     order, mean = _by_time(row, evidence, allowed)
     (pair, channels, _), near = action_parts(order), mean - now <= _REACH
     mine, its = (int(part[0]) for part in action_parts(np.array([wanted]))[:2])

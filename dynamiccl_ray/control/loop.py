@@ -32,7 +32,8 @@ from dynamiccl_ray.control.columns import (
 )
 from dynamiccl_ray.control.contest import compared, contest
 from dynamiccl_ray.control.due import Due
-from dynamiccl_ray.control.length import SAME, SURPRISE, Length
+from dynamiccl_ray.control.length import SURPRISE
+from dynamiccl_ray.control.signs import TOGETHER, Signs
 from dynamiccl_ray.control.state import Phase
 from dynamiccl_ray.control.trigger import BATCH
 from dynamiccl_ray.control.verdicts import Verdicts, no_verdicts, verdicts
@@ -55,12 +56,11 @@ _UNUSUAL: Final = 0.3
 # and where not even that shows.
 _FADED: Final = 32.0
 _KEPT: Final = 128.0
-# Where this share of a communicator's keys have begun anew within so many of their own samples, its network changed.
+# Where this share of a communicator's keys have begun anew within ``TOGETHER`` of their samples, its network changed.
 _AGREED: Final = 0.25
-_TOGETHER: Final = 64
 
 
-class Loop(Length):
+class Loop(Signs):
     """What is done with what is known of the keys."""
 
     # -- measurements --
@@ -110,6 +110,7 @@ class Loop(Length):
         of = of.as_if(np.where(alone, ran, np.maximum(self._takes()[rows], BATCH)))
         probed = (phase == Phase.EXPLOIT) & (self.evidence.samples[rows, actions] == 0)
         self._spend(of, ran, (((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting) | probed)
+        found = rows[self._found_ahead(of)]
         alarm = np.full(len(rows), -1)
         # What looks back is judged below: that NCCL's own choice alone has become slower is no alarm.
         looked = self._looks_last(rows, decided - 1) & (phase != Phase.EXPLOIT)
@@ -122,7 +123,11 @@ class Loop(Length):
 
         self._judge(rows, actions, of.mean, ~baseline & ~checking & ~self._over[rows])
         begun = baseline & ~self._over[rows]
+        measured_own = rows[actions == OWN_ACTION]
+        self._own_at[measured_own] = self.measured[measured_own]
+        before = self.evidence.baseline[rows[begun]]
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
+        faster_by = before - self.evidence.baseline[rows[begun]]
         learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
         # What is asked for after the draws is NCCL's own choice, or the best where that is hopeless.
         asked = (actions == OWN_ACTION) | self.hopeless_earlier[rows] | (decided > self.draws()[rows])
@@ -137,6 +142,7 @@ class Loop(Length):
         # What changes before the detector knows what is usual is usual to it.
         young = (phase == Phase.EXPLOIT) & self.cusum.young(rows) & self._off(of, _UNUSUAL)
         moved = rows[quiet & ((learning & last) | ((seldom | young) & self.cusum.watches))]
+        left = rows[(phase == Phase.EXPLOIT) & self._left_behind(of)]
         # What may be of another network says nothing of this one; where little is known yet, or a check is far off, it
         # has to.
         calm = self.measured[rows] < self.checks.calm_until[rows]
@@ -147,12 +153,13 @@ class Loop(Length):
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
         own = self.evidence.baseline.copy()
+        own[left] = self._own_near[left]
+        self._own_near[rows] = np.nan
         own[rows[last & (actions == OWN_ACTION)]] = of.mean[last & (actions == OWN_ACTION)]
-        # What is measured first on a network that has become faster is ahead of all else: turns show whether it is.
-        found = rows[probed & (of.mean < self._best[rows]) & self.cusum.watches]
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
-        self._check(np.unique(np.concatenate([moved, together, found])), own)
+        self._check(np.unique(np.concatenate([moved, together, found, left])), own)
         drifts = self._turn(of.part(turned))
+        self._tell_near(rows[begun], faster_by)
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
 
@@ -171,44 +178,6 @@ class Loop(Length):
         best_us = ran * np.exp(np.where(np.isfinite(self._best[of.rows]), self._best[of.rows], of.mean))
         cost_us = np.where(exploring, took_us - best_us, 0.0)
         self.budget.spend(group, ran, took_us, cost_us, np.bincount(self.keys.group)[group])
-
-    def _off(self, of: Closed, least: float) -> Bool:
-        """(R,) whether the action of decisions takes another time now than it has taken, by at least so much."""
-        known = self.evidence.samples[of.rows, of.actions]
-        error = self.evidence.noise[of.rows] * np.sqrt(1 / np.maximum(known, 1) + 1 / of.samples)
-        off = np.abs(of.mean - self.evidence.mean(of.rows, of.actions))
-        return np.asarray((known > 0) & (off > np.maximum(SAME * error, least)))
-
-    def _watch(self, of: Closed, counts: Int64, log_us: Float64) -> Int64:
-        """(R,) index among a decision's samples, so many ``counts`` (R,) each, of the one that raised an alarm, -1
-        without one.
-
-        What is watched is how far each decision is off from what was known of its very action: the recursive residuals
-        of Brown, Durbin and Evans (Journal of the Royal Statistical Society B, 1975). Without a change they are
-        independent and of one deviation, whichever actions come, and whenever.
-        """
-        # What the samples of a decision share, because keys do something else than before, is noise, too.
-        most = np.where(self._stirred[of.rows] > 0, BATCH, counts)
-        place = np.arange(len(log_us)) - np.repeat(np.cumsum(counts) - counts, counts)
-        skipped = np.maximum(counts - most, 0)
-        log_us, counts = log_us[place >= np.repeat(skipped, counts)], counts - skipped
-        known = self.evidence.samples[of.rows, of.actions]
-        weight = np.sqrt(known / (known + np.minimum(counts, BATCH)))
-        residual = log_us - np.repeat(self.evidence.mean(of.rows, of.actions), counts)
-        alarm = self.cusum.update(of.rows, counts, residual * np.repeat(weight, counts))
-        raised = alarm >= 0
-        heard = self.checks.heard(of.rows, self.measured[of.rows], raised) | (raised & self.cusum.sudden(of.rows))
-        return np.where(heard, skipped + np.where(raised, alarm, counts - 1), -1)
-
-    def _watch_together(self, of: Closed) -> Int64:
-        """Of decisions that exploit: keys to check because their communicator as a whole is not as it was."""
-        if not (self.cusum.watches and len(of.rows)):
-            return of.rows[:0]
-        known, samples = self.evidence.mean(of.rows, of.actions), self.evidence.samples[of.rows, of.actions]
-        error = self.evidence.noise[of.rows] * np.sqrt(1 / samples + 1 / of.samples)
-        alarm = self.watch.add(of.rows, (of.mean - known) / error, self.evidence.skew[of.rows])
-        settled = self.measured < self.checks.calm_until
-        return np.flatnonzero(alarm & (self.phase == Phase.EXPLOIT) & ~settled)
 
     def _alarmed(self, rows: Int64) -> list[int]:
         """Times of these keys have moved. What exploits, or only compares, is checked, unless they have moved far;
@@ -239,7 +208,8 @@ class Loop(Length):
         compared = self.decisions[rows] >= self.draws()[rows] + self.control.learning.compares
         # What a neighbour has found is in force for once, too, until it is measured.
         for_once = far | (for_once & compared) | (self.evidence.samples[rows, wanted] == 0)
-        wanted, hopeless = np.where(for_once, best, wanted), self.hopeless_earlier[rows] | far
+        wanted = np.where(for_once, best, wanted)
+        hopeless = self.hopeless_earlier[rows] | (own[rows] - self.evidence.mean(rows, wanted) > check.HOPELESS)
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
         deviation = self.cusum.deviation(rows)
         self.checks.begin(rows, wanted, self.decisions[rows], self.evidence, deviation, allowed, hopeless)
@@ -326,7 +296,7 @@ class Loop(Length):
         """These keys begin anew. Where many of a communicator do, the network has changed for all of them: what
         exploits is checked, and what learns begins anew as well."""
         self._anew_at[rows] = self.measured[rows]
-        recent = self.measured - self._anew_at <= _TOGETHER
+        recent = self.measured - self._anew_at <= TOGETHER
         watched = (self.phase != Phase.BASELINE) | recent
         group = self.keys.group
         share = np.bincount(group, recent) / np.maximum(np.bincount(group, watched), 1)
@@ -350,6 +320,7 @@ class Loop(Length):
         self.decisions[rows] = self.resting[rows] = 0
         self.shifts[rows] += 1
         self._over[rows] = False
+        self._own_near[rows] = np.nan
         self._outcome.known[rows] = False
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
 

@@ -71,6 +71,10 @@ class State:
         """(K,) 1 where the model of the cluster was wrong when the key first learned."""
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
+        # (K,) samples ever when NCCL's own choice was last measured, and what it would take if it had become as much
+        # faster as for a key that is near, log time; NaN where none says so.
+        self._own_at = np.zeros(0, np.int64)
+        self._own_near = np.zeros(0)
         # (K,) 1 where a key of the communicator does something else since this key's decision began.
         self._stirred = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
@@ -106,6 +110,7 @@ class State:
         self.warm = np.append(self.warm, np.isfinite(keys.earlier).any((1, 2)))
         self._over = np.append(self._over, np.zeros(n, np.bool_))
         self._best = np.append(self._best, np.full(n, np.nan))
+        self._own_near = np.append(self._own_near, np.full(n, np.nan))
         self._outcome = joined(self._outcome, no_outcome(n))
 
     def keep(self, rows: Bool) -> None:
@@ -117,7 +122,7 @@ class State:
         self.offers.keep(rows)
         self.budget.keep(self.keys.group)
         self.watch.know(self.keys.group, self.keys.nbytes)
-        for name in (*_COUNTS, "warm", "_over", "_best"):
+        for name in (*_COUNTS, "warm", "_over", "_best", "_own_near"):
             setattr(self, name, getattr(self, name)[rows])
         left = take(self._pending, rows[self._pending.row])
         self._pending = replace(left, row=(np.cumsum(rows) - 1)[left.row])
@@ -148,12 +153,12 @@ class State:
 
     def state(self) -> dict[str, Any]:
         """Plain arrays, for a checkpoint: all but settings and keys."""
-        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "_best")}
+        mine = {name: getattr(self, name) for name in (*_COUNTS, "_over", "_best", "_own_near")}
         return {**mine, **{f"{part}.{k}": v for part in _PARTS for k, v in getattr(self, part).state().items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """After ``grow`` by the same keys. What had been measured of open decisions is measured anew."""
-        for name in (*_COUNTS, "_over", "_best"):
+        for name in (*_COUNTS, "_over", "_best", "_own_near"):
             getattr(self, name)[:] = state[name]
         for part in _PARTS:
             of = f"{part}."
@@ -165,5 +170,5 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "settled": OWN_ACTION, "resting": 0, "misled": 0, "mistaken": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
-    "_stirred": 0, "_found": OWN_ACTION,
+    "_stirred": 0, "_found": OWN_ACTION, "_own_at": -(1 << 62),
 }  # fmt: skip
