@@ -247,15 +247,21 @@ class Checks:
     def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
         """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``:
         it is ahead by ``_AHEAD``, and was not before, or it has moved far. Where the first is known well and takes what
-        it took, only what is ahead by ``_FAR_AHEAD`` counts. ``deviation`` (R,) is of the mean of a batch of 8."""
+        it took, only what is ahead by ``_FAR_AHEAD`` counts; and what has moved as a burst moves it does not count as
+        far. ``deviation`` (R,) is of the mean of a batch of 8."""
         moved, error, alone = self._moved(rows, evidence, deviation)
         changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == self.most[rows, None])
-        level, first = self.level(rows)[:, :_CONTEND], self.actions[rows, 0]
-        away = np.abs(level[:, 0] - evidence.mean(rows, first))
-        stayed = (away <= np.maximum(_SURE * alone[:, 0], _STAYED)) & (evidence.samples[rows, first] >= WELL_KNOWN)
+        actions, level = self.actions[rows, :_CONTEND], self.level(rows)[:, :_CONTEND]
+        well_known = evidence.samples[rows[:, None], actions] >= WELL_KNOWN
+        away = np.abs(level[:, :1] - evidence.mean(rows, actions[:, 0])[:, None])
+        stayed = well_known[:, :1] & (away <= np.maximum(_SURE * alone[:, :1], _STAYED))
+        # What was measured in a burst is off by the burst, or twice where a check has moved all for that since.
+        burst = well_known[:, :1] & ~well_known & (away < _MOST_STEP)
+        burst &= np.abs(np.abs(moved) - away) <= np.maximum(_SURE * alone, _STAYED)
         ahead = level[:, :1] - level
-        overtaken = changed & (ahead > np.where(stayed, _FAR_AHEAD, _AHEAD)[:, None]) & (ahead + moved < _AHEAD)
-        return np.asarray((overtaken | (changed & (np.abs(moved) > _FAR) & ~stayed[:, None])).any(-1))
+        overtaken = (ahead > np.where(stayed, _FAR_AHEAD, _AHEAD)) & (ahead + moved < _AHEAD)
+        far = (np.abs(moved) > _FAR) & ~burst & ~stayed
+        return np.asarray((changed & (overtaken | far)).any(-1))
 
     def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:
         """By how much, as a log, times are longer than by ``evidence``, in checks in which what contends stands: (R,)

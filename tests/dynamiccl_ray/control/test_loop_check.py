@@ -205,7 +205,7 @@ def test_what_has_come_much_nearer_has_all_turns() -> None:
     loop, row = drawn_far(), np.array([0])
     loop.evidence.total[0, OWN_ACTION], loop.evidence.baseline[0] = 3.5 * loop.evidence.samples[0, OWN_ACTION], 3.5
     loop._check(row)
-    assert [drift.anew for drift in all_turns(loop, lambda row, action: 3.1 + 0.35 * (action == OWN_ACTION))] == [True]
+    assert [drift.anew for drift in all_turns(loop, lambda row, action: 3.1 + 0.25 * (action == OWN_ACTION))] == [True]
     assert loop.evidence.samples[0, OWN_ACTION] == check.TURNS
 
 
