@@ -217,6 +217,10 @@ class Checks:
         """(R,) whether all turns of what contends are over."""
         return np.asarray(self._had(rows)[:, :_CONTEND].all(-1))
 
+    def own_contends(self, rows: Int64) -> Bool:
+        """(R,) whether NCCL's own choice does, or has in the last check."""
+        return np.asarray((self.actions[rows, :_CONTEND] == OWN_ACTION).any(-1))
+
     def over(self, rows: Int64) -> Bool:
         """(R,) whether all turns are over, also of what is looked at."""
         return np.asarray(self._had(rows).all(-1))

@@ -123,11 +123,8 @@ class Loop(Signs):
 
         self._judge(rows, actions, of.mean, ~baseline & ~checking & ~self._over[rows])
         begun = baseline & ~self._over[rows]
-        measured_own = rows[actions == OWN_ACTION]
-        self._own_at[measured_own] = self.measured[measured_own]
-        before = self.evidence.baseline[rows[begun]]
+        before = self.evidence.baseline.copy()
         of.part(np.flatnonzero(begun)).into(self.evidence.begin)
-        faster_by = before - self.evidence.baseline[rows[begun]]
         learning = ((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting & ~self._over[rows]
         # What is asked for after the draws is NCCL's own choice, or the best where that is hopeless.
         asked = (actions == OWN_ACTION) | self.hopeless_earlier[rows] | (decided > self.draws()[rows])
@@ -153,13 +150,13 @@ class Loop(Signs):
         turned = np.flatnonzero(checking & ~self._over[rows])
         self._over[rows] = True
         own = self.evidence.baseline.copy()
-        own[left] = self._own_near[left]
+        own[left], self._told_at[left] = self._own_near[left], self.measured[left]
         self._own_near[rows] = np.nan
         own[rows[last & (actions == OWN_ACTION)]] = of.mean[last & (actions == OWN_ACTION)]
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
         self._check(np.unique(np.concatenate([moved, together, found, left])), own)
         drifts = self._turn(of.part(turned))
-        self._tell_near(rows[begun], faster_by)
+        self._tell_near(rows[np.where(checking, self.checks.own_contends(rows), actions == OWN_ACTION)], before)
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
         return drifts + [Drift(row=row, sample=at[row], anew=True) for row in self._alarmed(rows[~quiet])]
 

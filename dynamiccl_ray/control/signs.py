@@ -15,8 +15,8 @@ from dynamiccl_ray.control.trigger import BATCH
 
 TOGETHER: Final = 64
 """Samples of a key within which others say something of the same network."""
-# Where NCCL's own choice has become faster by so much, as a log, for a key that began anew, those that are near are
-# told; and are checked if it would be ahead by so much.
+# Where NCCL's own choice has become faster by so much, as a log, for a key, those that are near are told, and are
+# checked if it would be ahead by so much.
 _FASTER: Final = 0.3
 _AHEAD: Final = 0.03
 # What is measured first while a key compares, and is ahead of all else by so much, as a log, is checked.
@@ -77,15 +77,16 @@ class Signs(Length):
         new = self.evidence.samples[of.rows, of.actions] == 0
         return np.asarray(found & new & self.cusum.watches)
 
-    def _tell_near(self, begun: Int64, faster_by: Float64) -> None:
-        """NCCL's own choice is faster by so much (R,), as a log, for keys (R,) that have begun anew: so it may be for
-        those that are near, exploit something else, and have not measured it lately."""
-        far = faster_by > _FASTER
-        at, other, _ = self.evidence.near(begun[far])
+    def _tell_near(self, rows: Int64, before: Float64) -> None:
+        """Where NCCL's own choice, which keys (R,) have measured, has become far faster than ``before`` (K,), it may
+        have for those that are near, exploit something else, and neither know that yet nor were checked for it."""
+        faster_by = before[rows] - self.evidence.baseline[rows]
+        rows, faster_by = rows[faster_by > _FASTER], faster_by[faster_by > _FASTER]
+        self._told_at[rows] = self.measured[rows]
+        at, other, _ = self.evidence.near(rows)
         exploits = (self.phase == Phase.EXPLOIT) & (self.wanted != OWN_ACTION) & ~self.hopeless_earlier
-        old = (exploits & (self.measured - self._own_at > TOGETHER))[other]
-        told = self.evidence.baseline[other[old]] - faster_by[far][at[old]]
-        np.fmin.at(self._own_near, other[old], told)
+        new = (exploits & (self.measured - self._told_at > TOGETHER))[other]
+        np.fmin.at(self._own_near, other[new], self.evidence.baseline[other[new]] - faster_by[at[new]])
 
     def _left_behind(self, of: Closed) -> Bool:
         """(R,) whether NCCL's own choice is ahead of the action in force of these keys, which takes what it took, if it

@@ -71,9 +71,9 @@ class State:
         """(K,) 1 where the model of the cluster was wrong when the key first learned."""
         self._before = np.zeros(0, np.int64)
         self._anew_at = np.zeros(0, np.int64)
-        # (K,) samples ever when NCCL's own choice was last measured, and what it would take if it had become as much
-        # faster as for a key that is near, log time; NaN where none says so.
-        self._own_at = np.zeros(0, np.int64)
+        # (K,) samples ever when NCCL's own choice last became far faster, or was checked because it had for a near key;
+        # and what it would take if it has here, log time: NaN where none says so.
+        self._told_at = np.zeros(0, np.int64)
         self._own_near = np.zeros(0)
         # (K,) 1 where a key of the communicator does something else since this key's decision began.
         self._stirred = np.zeros(0, np.int64)
@@ -170,5 +170,5 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "settled": OWN_ACTION, "resting": 0, "misled": 0, "mistaken": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
-    "_stirred": 0, "_found": OWN_ACTION, "_own_at": -(1 << 62),
+    "_stirred": 0, "_found": OWN_ACTION, "_told_at": -(1 << 62),
 }  # fmt: skip

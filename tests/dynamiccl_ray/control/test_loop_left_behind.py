@@ -84,9 +84,9 @@ def test_where_what_is_in_force_has_moved_too_its_own_detector_says_so() -> None
     assert not _checked(loop, moves, 3)
 
 
-def test_what_has_measured_nccls_own_choice_since_is_told_nothing() -> None:
+def test_what_was_told_or_has_found_out_lately_is_told_nothing() -> None:
     loop = _exploiting()
-    loop._own_at[0] = loop.measured[0]
+    loop._told_at[0] = loop.measured[0]
     assert not _checked(loop, _times(2.3))
 
 
@@ -113,9 +113,38 @@ def test_what_a_faster_network_puts_far_ahead_while_a_key_compares_is_not_in_for
     assert loop.wanted[0] == (drawn if trigger < 1e50 else found), "without a trigger nothing is checked"
 
 
+def test_a_key_whose_choice_stands_tells_what_it_has_measured_of_nccls_own_choice() -> None:
+    """All that it has compared has become faster alike."""
+    loop = _exploiting()
+    of: Times = lambda row, action: 2.3 - 0.1 * (action != OWN_ACTION) if row == 1 else 2.9  # noqa: E731
+    loop._check(np.array([1]))
+    drifts = play(loop, 20, of, rows=[1])
+    assert [(drift.row, drift.anew) for drift in drifts] == [(1, False)]
+    assert loop._own_near[0] == pytest.approx(2.3, abs=0.05)
+    assert loop._told_at[1] > loop._told_at[0]
+    play(loop, 1, of, rows=[0])
+    assert loop.phase[0] == Phase.CHECK
+    assert loop._told_at[0] == loop.measured[0]
+
+
+def test_a_check_in_which_nccls_own_choice_was_hopeless_says_nothing_of_it() -> None:
+    loop = _exploiting(before=4.0)
+    for row in (0, 1):
+        loop.evidence.samples[row, pair(2)], loop.evidence.total[row, pair(2)] = 4, 4 * 2.95
+    loop._check(np.array([1]))
+    assert OWN_ACTION not in loop.checks.actions[1]
+    drifts = play(
+        loop, 20, lambda _, action: 4.0 if action == OWN_ACTION else 2.5 + 0.05 * (action == pair(2)), rows=[1]
+    )
+    assert [drift.anew for drift in drifts[:1]] == [False]
+    assert np.isnan(loop._own_near[0])
+
+
 def _told(loop: Loop, by: float = 0.5) -> float:
     """What key 0 is told that NCCL's own choice takes where that is faster by so much for key 1; NaN for nothing."""
-    loop._tell_near(np.array([1]), np.array([by]))
+    before = loop.evidence.baseline.copy()
+    before[1] += by
+    loop._tell_near(np.array([1]), before)
     return float(loop._own_near[0])
 
 
