@@ -246,7 +246,7 @@ class Loop(Signs):
         if len(anew):
             self._agree(anew)
             # Where NCCL's own choice was checked it is known by now, and so is how what contended before does.
-            begun = anew[(self.checks.actions[anew] == OWN_ACTION).any(1)]
+            begun = anew[self.checks.own_contends(anew)]
             self.phase[begun], self._over[begun] = Phase.ADAPT, True
             # What is left from before is moved with it first: the others are of the network as it is.
             self._learn(begun, self.evidence.begin, own=True)
