@@ -46,7 +46,7 @@ _LEAST: Final = 0.03
 _FAR: Final = 0.2
 # Unless what is in force takes what it took, to within so much, and that was measured so often: then the others were
 # measured in a burst, say. What is ahead of it by this much all the same is of another network.
-_STAYED: Final = 0.05
+STAYED: Final = 0.05
 WELL_KNOWN: Final = 24
 _FAR_AHEAD: Final = 0.1
 # What is ahead by less than this, as a log, is taken without anything being learned anew.
@@ -258,10 +258,10 @@ class Checks:
         actions, level = self.actions[rows, :_CONTEND], self.level(rows)[:, :_CONTEND]
         well_known = evidence.samples[rows[:, None], actions] >= WELL_KNOWN
         away = np.abs(level[:, :1] - evidence.mean(rows, actions[:, 0])[:, None])
-        stayed = well_known[:, :1] & (away <= np.maximum(_SURE * alone[:, :1], _STAYED))
+        stayed = well_known[:, :1] & (away <= np.maximum(_SURE * alone[:, :1], STAYED))
         # What was measured in a burst is off by the burst, or twice where a check has moved all for that since.
         burst = well_known[:, :1] & ~well_known & (away < _MOST_STEP)
-        burst &= np.abs(np.abs(moved) - away) <= np.maximum(_SURE * alone, _STAYED)
+        burst &= np.abs(np.abs(moved) - away) <= np.maximum(_SURE * alone, STAYED)
         ahead = level[:, :1] - level
         overtaken = (ahead > np.where(stayed, _FAR_AHEAD, _AHEAD)) & (ahead + moved < _AHEAD)
         far = (np.abs(moved) > _FAR) & ~burst & ~stayed

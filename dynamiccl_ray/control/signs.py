@@ -8,6 +8,7 @@ import numpy as np
 
 from dynamiccl_ray.actions import OWN_ACTION
 from dynamiccl_ray.arrays import Bool, Float64, Int64
+from dynamiccl_ray.control import check
 from dynamiccl_ray.control.columns import Closed
 from dynamiccl_ray.control.length import SAME, Length
 from dynamiccl_ray.control.state import Phase
@@ -21,8 +22,6 @@ _FASTER: Final = 0.3
 _AHEAD: Final = 0.03
 # What is measured first while a key compares, and is ahead of all else by so much, as a log, is checked.
 _LEAP: Final = 0.3
-# What is in force takes what it took, to within so much, as a log.
-_STAYED: Final = 0.05
 
 
 class Signs(Length):
@@ -92,4 +91,4 @@ class Signs(Length):
         """(R,) whether NCCL's own choice is ahead of the action in force of these keys, which takes what it took, if it
         has become as much faster as it has for one that is near."""
         behind = of.mean - self._own_near[of.rows] > _AHEAD
-        return np.asarray(behind & ~self._off(of, _STAYED))
+        return np.asarray(behind & ~self._off(of, check.STAYED) & self.cusum.watches)

@@ -22,13 +22,13 @@ def _times(own: float, here: float = 2.9) -> Times:
     return of
 
 
-def _exploiting(before: float = 3.0, octaves: int = 1) -> Loop:
+def _exploiting(before: float = 3.0, octaves: int = 1, trigger: float = 1e6) -> Loop:
     """Eight keys; key 1 lies so many octaves above key 0. All exploit pair 1."""
     keys = own_channels(8)
     keys.nbytes[:] = MIB
     keys.nbytes[1] <<= octaves
     keys.collective[2:] = 2
-    loop = loop_of(keys)
+    loop = loop_of(keys, trigger=trigger)
     times: Times = lambda row, action: (before if row < 2 else 3.0) if action == OWN_ACTION else 2.9  # noqa: E731
     play(loop, 32, times, drawn=lambda due: np.full(due.draw.sum(), pair(1)))
     assert (loop.phase == Phase.EXPLOIT).all()
@@ -157,6 +157,14 @@ def test_what_is_told_is_the_most_that_any_neighbour_says_until_the_next_decisio
     assert loop.phase[0] == Phase.EXPLOIT
     assert np.isnan(loop._own_near[0])
     assert np.isnan(_told(loop, 0.29))
+
+
+@pytest.mark.parametrize("trigger", [1e6, 1e50])
+def test_without_a_trigger_nothing_is_checked(trigger: float) -> None:
+    loop = _exploiting(trigger=trigger)
+    assert _told(loop) == pytest.approx(2.5)
+    play(loop, 1, _times(2.5), rows=[0])
+    assert (loop.phase[0] == Phase.CHECK) == (trigger < 1e50)
 
 
 @pytest.mark.parametrize("phase", [Phase.BASELINE, Phase.LEARN, Phase.ADAPT, Phase.CHECK])
