@@ -15,18 +15,20 @@ from dynamiccl_ray.arrays import Float32, Int64
 from dynamiccl_ray.config.control import Control
 from dynamiccl_ray.control.columns import nothing_expected
 from dynamiccl_ray.control.loop import Drift, Due, Keys, Loop, Measured, Phase
-from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
+from dynamiccl_ray.knobs import CHUNK_VALUES, N_PAIRS, OWN_PAIR
 
 MIB = 1 << 20
 CONTEXT = encode_context(Context(topology=Topology(ranks=16, nodes=2, intra="nvlink", inter="ib")))
 
 
-def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
-    """Of one communicator, from 1 MiB on; all is allowed, but NCCL's own pair is only to be left alone. NCCL believes
-    in no other pair, so that what is drawn is what is asked for.
+def some_keys(n: int, *, group: int = 0, first: int = 0, small_chunk: bool = False) -> Keys:
+    """Of one communicator, from 1 MiB on; all is allowed, but NCCL's own pair is only to be left alone, and the
+    ``small_chunk`` that is tried where nobody knows the cluster is not. NCCL believes in no other pair. So what is
+    drawn is what is asked for.
     """
     channels, chunks = np.ones((n, N_PAIRS, N_CHANNELS), np.bool_), np.ones((n, N_PAIRS, N_CHUNKS), np.bool_)
     channels[:, OWN_PAIR, 1:] = chunks[:, OWN_PAIR, 1:] = False
+    chunks[..., CHUNK_VALUES.index(32 << 10)] &= small_chunk
     identity = np.arange(first, first + n, dtype=np.uint64) + np.uint64(group << 32)
     return Keys(
         group=np.full(n, group),
@@ -46,9 +48,9 @@ def some_keys(n: int, *, group: int = 0, first: int = 0) -> Keys:
     )
 
 
-def own_channels(n: int) -> Keys:
+def own_channels(n: int, *, small_chunk: bool = False) -> Keys:
     """``some_keys`` of which only NCCL's own channels may be chosen: nothing is left to try beside what was drawn."""
-    keys = some_keys(n)
+    keys = some_keys(n, small_chunk=small_chunk)
     keys.channels[..., 1:] = False
     return keys
 

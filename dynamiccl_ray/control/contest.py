@@ -12,7 +12,7 @@ from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, a
 from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
 from dynamiccl_ray.control.comparing import compare, expected, unmeasured
 from dynamiccl_ray.control.evidence import Means
-from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_PAIRS
+from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS
 
 # Fastest actions of a key that are compared: the time that this takes grows with their cube.
 _MOST: Final = 24
@@ -26,10 +26,6 @@ _BESIDE: Final = 2
 _MIDDLE: Final = CHANNEL_VALUES.index(8)
 # By how much, as a log, such an action may be expected to be slower than the best.
 _REACH: Final = 0.05
-# What the wrong chunk may cost, as a log; and NCCL's own where a message is too small for it to be pipelined.
-_CHUNK: Final = 0.5
-_LARGE: Final = 1.5
-_SMALL: Final = CHUNK_VALUES.index(32 << 10)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,19 +111,19 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
     return np.where(at >= 0, others[np.arange(len(means)), at], -1)
 
 
-def rechunked(means: Means, allowed: Bool, *, small: bool) -> Int64:
-    """(R,) with NCCL's own chunk, the fastest action of a pair that was measured with other chunks only since the last
-    shift; or with a ``small`` one, of a pair that was with NCCL's own only. The chunk has to be what it may be behind
-    by; -1 for none. What is not ``allowed`` (R, N_ACTIONS) does not count."""
+def rechunked(means: Means, allowed: Bool, chunk: int, behind: float) -> Int64:
+    """(R,) with this ``chunk``, the fastest action of a pair that was measured since the last shift, with NCCL's own
+    only, or if ``chunk`` is that, with others only; unless it is ``behind`` by more than this, as a log. -1 for none.
+    What is not ``allowed`` (R, N_ACTIONS) does not count."""
     index, action, _, mean = _allowed(means, allowed)
     least = np.full(len(means), np.inf)
     np.minimum.at(least, index, mean)
-    pair, channels, chunk = action_parts(action)
+    pair, channels, its = action_parts(action)
     known = np.zeros((len(means), N_PAIRS), np.bool_)
-    there = (chunk > 0) == small
+    there = (its > 0) == (chunk > 0)
     known[index[there], pair[there]] = True
-    to = flat_action(pair, channels, np.full_like(chunk, _SMALL if small else 0))
-    may = ~known[index, pair] & allowed[index, to] & (mean <= least[index] + (_LARGE if small else _CHUNK))
+    to = flat_action(pair, channels, np.full_like(its, chunk))
+    may = ~known[index, pair] & allowed[index, to] & (mean <= least[index] + behind)
     at = _least_by_row(index[may], mean[may], len(means))
     return np.append(to[may], -1)[at]
 

@@ -75,6 +75,11 @@ class Estimates:
     earlier: Prior
     """What the model of the cluster says, and what earlier runs do."""
 
+    @property
+    def error(self) -> Float32:
+        """(R,) of whichever of the two is off by less."""
+        return np.minimum(self.model.error, self.earlier.error)
+
     def of_actions(self, at: Int64) -> Float32:
         """(A, N_ACTIONS) for A of the R keys: what the channels of an action say, and what its chunk adds to NCCL's
         own; infinite where next to nothing is known of either."""

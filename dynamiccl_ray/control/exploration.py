@@ -15,7 +15,7 @@ from dynamiccl_ray.control.contest import overlooked, promising, rechunked
 from dynamiccl_ray.control.due import untried
 from dynamiccl_ray.control.evidence import Estimates, Means
 from dynamiccl_ray.control.state import State
-from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.knobs import CHUNK_VALUES, N_PAIRS
 
 # What NCCL takes for slower than its cheapest by no more than this, as a log, is tried whatever a model says of it.
 _LIKELY: Final = 0.3
@@ -36,6 +36,13 @@ _MISLEADING: Final = 0.06
 _FURTHER: Final = 0.1
 _LEAST_APART: Final = 0.5
 _FOUND: Final = 4
+# What the wrong chunk may cost, as a log; and NCCL's own where a message is too small for it to be pipelined, which is
+# looked at while keys draw, and for less while they compare.
+_CHUNK: Final = 0.5
+_LARGE: Final = 1.5
+_LARGE_COMPARED: Final = 0.3
+_OWN_CHUNK: Final = CHUNK_VALUES.index(0)
+_SMALL: Final = CHUNK_VALUES.index(32 << 10)
 
 
 class Exploration(State):
@@ -137,11 +144,9 @@ class Exploration(State):
             promises = promising(
                 of_late, flat, said.of_actions(late), self._modelled(rows[late]), learning.draw_samples
             )
-            own, small = (rechunked(of_late, flat, small=of) for of in (False, True))
-            small[~turn[late] | evidence.rechunked_near(rows[late], small)] = -1
-            with_other = np.where(own >= 0, own, small)
-            nobody_knows = np.minimum(said.model.error, said.earlier.error)[late] > _WRONG_MODEL
-            new[late] = np.where(nobody_knows & (with_other >= 0), with_other, promises)
+            own = rechunked(of_late, flat, _OWN_CHUNK, _CHUNK)
+            with_other = np.where(own >= 0, own, self._with_small_chunk(rows[late], of_late, flat, _LARGE))
+            new[late] = np.where((said.error > _WRONG_MODEL)[late] & (with_other >= 0), with_other, promises)
             # A shift may turn what a model says upside down: what is not hopeless is tried once, by one of those that
             # are near.
             least = np.where(may[late], said.channels[0][late], np.inf).min(-1)
@@ -154,12 +159,15 @@ class Exploration(State):
     def _unmeasured(self, rows: Int64, means: Means, allowed: Bool, tried: Bool, idle: Bool) -> Int64:
         """(R,) what keys that compare measure though they have not since the last shift; -1 for nothing. Of what is
         ``allowed`` (R, N_ACTIONS), the best of a key that is near, or of pairs that were not ``tried`` (R, N_PAIRS)
-        what others have found since, or what nobody near has tried and is worth it; or where keys are ``idle`` (R,),
-        for nothing that they have measured is worth more, what no model speaks of."""
+        what others have found since, or what nobody near has tried and is worth it, or where nobody knows the cluster a
+        small chunk; or where keys are ``idle`` (R,), for nothing that they have measured is worth more, what no model
+        speaks of."""
         said = self.evidence.estimates(rows)
         new = self._found_near(rows, allowed)
         expected = overlooked(means, allowed, said.of_actions(np.arange(len(rows))), tried)
-        for otherwise in (expected, self._untried_near(rows, allowed, said)):
+        small = self._with_small_chunk(rows, means, allowed, _LARGE_COMPARED)
+        small[said.error <= _WRONG_MODEL] = -1
+        for otherwise in (expected, self._untried_near(rows, allowed, said), small):
             new = np.where(new >= 0, new, otherwise)
         modelled = self._modelled(rows)
         alone = np.flatnonzero((new < 0) & idle & ~modelled.any(-1))
@@ -168,6 +176,15 @@ class Exploration(State):
             takes = self.control.learning.draw_samples
             new[alone] = promising(means.part(alone), allowed[alone], nothing, modelled[alone], takes)
         return new
+
+    def _with_small_chunk(self, rows: Int64, means: Means, allowed: Bool, behind: float) -> Int64:
+        """(R,) of what is ``allowed`` (R, N_ACTIONS), with a small chunk, the fastest action of a pair that neither
+        these keys nor any that are near have measured with another than NCCL's own since the last shift, unless it is
+        ``behind`` by more; see ``rechunked``. One of those that are near tries it; -1 for nothing."""
+        action = rechunked(means, allowed, _SMALL, behind)
+        turn = self.evidence.turn(rows, self.decisions[rows])
+        action[~turn | self.evidence.rechunked_near(rows, action)] = -1
+        return action
 
     def _untried_near(self, rows: Int64, allowed: Bool, said: Estimates) -> Int64:
         """(R,) of what is ``allowed`` (R, N_ACTIONS), and of pairs that neither these keys nor any that are near have

@@ -273,11 +273,11 @@ def test_a_pair_that_was_measured_with_other_chunks_only_is_measured_with_nccls_
     ):
         measured(evidence, 0, action, 1, mean)
     tried = []
-    while (action := int(rechunked(evidence.means(KEY), ALL, small=False)[0])) >= 0:
+    while (action := int(rechunked(evidence.means(KEY), ALL, 0, 0.5)[0])) >= 0:
         tried.append(action)
         measured(evidence, 0, action, 1, 3.4)
     assert tried == [int(flat_action(3, 4, 0)), pair(4)], "the fastest first"
-    assert rechunked(evidence.means(KEY), ~ALL, small=False)[0] == -1
+    assert rechunked(evidence.means(KEY), ~ALL, 0, 0.5)[0] == -1
 
 
 def test_a_pair_that_was_measured_with_nccls_own_chunk_only_is_measured_with_a_small_one() -> None:
@@ -293,8 +293,8 @@ def test_a_pair_that_was_measured_with_nccls_own_chunk_only_is_measured_with_a_s
     ):
         measured(evidence, 0, action, 1, mean)
     tried = []
-    while (action := int(rechunked(evidence.means(KEY), ALL, small=True)[0])) >= 0:
+    while (action := int(rechunked(evidence.means(KEY), ALL, 2, 1.5)[0])) >= 0:
         tried.append(action)
         measured(evidence, 0, action, 1, 4.4)
     assert tried == [int(flat_action(4, 0, 2)), int(flat_action(3, 4, 2))], "the fastest first"
-    assert rechunked(evidence.means(KEY), ~ALL, small=True)[0] == -1
+    assert rechunked(evidence.means(KEY), ~ALL, 2, 1.5)[0] == -1

@@ -239,7 +239,7 @@ def test_what_contends_of_the_same_pair_has_other_channels_if_anything_has() -> 
     """Chunks are often alike: that one is as slow as another says nothing of the pair."""
     in_force, chunk, channels = pair(1), int(flat_action(1, 0, 2)), int(flat_action(1, 5, 0))
     for there in ([chunk, channels], [chunk]):
-        keys = own_channels(2)
+        keys = own_channels(2, small_chunk=True)
         keys.channels[:, 1, 5] = channels in there
         loop = loop_of(keys, draws=8, draw_samples=1)
         times: Times = lambda row, action: {in_force: 2.9, chunk: 2.91, channels: 3.0}.get(action, 3.1)  # noqa: E731

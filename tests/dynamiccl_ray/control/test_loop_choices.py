@@ -94,7 +94,7 @@ def test_after_the_first_sequence_a_draw_of_what_is_known_goes_to_what_promises_
 
 @pytest.mark.parametrize("off", [None, 0.9, 0.0])
 def test_a_pair_that_was_drawn_with_the_wrong_chunk_only_is_found_unless_a_model_is_right(off: float | None) -> None:
-    keys = some_keys(1)
+    keys = some_keys(1, small_chunk=True)
     if off is not None:
         keys.prior[:, 1], keys.prior[:, 4] = off - 0.1, 0.2
     loop = loop_of(keys, draws=40, draw_samples=1, sequence=16)
@@ -267,7 +267,7 @@ def test_a_draw_that_would_repeat_what_is_known_goes_to_a_pair_that_nobody_has_t
 
 
 def test_the_guardrail_is_for_one_chunk_and_masks_a_value_once_all_that_it_is_part_of_is_worse() -> None:
-    loop = loop_of(some_keys(1), draws=8 * N_CHUNKS)
+    loop = loop_of(some_keys(1, small_chunk=True), draws=8 * N_CHUNKS)
     rows, slow = np.array([0]), [int(flat_action(5, 2, chunk)) for chunk in range(N_CHUNKS)]
     observed(loop, [0] * 4, 3.0)
     for n, action in enumerate(slow, 1):

@@ -184,7 +184,7 @@ class Key:
 class Interleavings(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.loop = loop_of(some_keys(2), trigger=1e4, guardrail={"samples": 4}, **LEARNING)
+        self.loop = loop_of(some_keys(2, small_chunk=True), trigger=1e4, guardrail={"samples": 4}, **LEARNING)
         self.keys = [Key(identity=0, group=0), Key(identity=1, group=0)]
         self.came = 2
         self.forgotten_late = 0
@@ -195,7 +195,7 @@ class Interleavings(RuleBasedStateMachine):
     @rule(n=st.integers(1, 2), group=st.integers(0, GROUPS - 1))
     @precondition(lambda self: len(self.keys) < 8)
     def grow(self, n: int, group: int) -> None:
-        self.loop.grow(some_keys(n, group=group, first=self.came))
+        self.loop.grow(some_keys(n, group=group, first=self.came, small_chunk=True))
         self.keys += [Key(identity=self.came + i + (group << 32), group=group) for i in range(n)]
         self.came += n
 
@@ -310,8 +310,9 @@ class Interleavings(RuleBasedStateMachine):
             assert action == OWN_ACTION or allowed[i].ravel()[action]
             key = self.keys[row]
             compares = 0 <= key.decisions - LEARNING["draws"] < LEARNING["compares"]
-            # What compares may be tried for the first time.
-            assert due.draw[i] or action == OWN_ACTION or key.recorded[action] or compares
+            # What compares may be tried for the first time, and what a key that is near has measured often.
+            found = any(key.group == near.group and near.recorded[action] >= 4 for near in self.keys)
+            assert due.draw[i] or action == OWN_ACTION or key.recorded[action] or compares or found
             key.decide(action)
             assert due.takes[i] == self.keys[row].takes
         self.loop.decide(due.row, actions)

@@ -95,7 +95,7 @@ def test_a_pair_that_a_model_rules_out_but_for_one_chunk_is_tried_with_that(with
 
 @pytest.mark.parametrize("model", ["none", "wrong", "right"])
 def test_where_nobody_knows_one_of_those_that_are_near_tries_a_small_chunk(model: str) -> None:
-    keys, small = own_channels(2), int(flat_action(1, 0, 2))
+    keys, small = own_channels(2, small_chunk=True), int(flat_action(1, 0, 2))
     keys.channels[:, 6:] = False
     if model != "none":
         keys.prior[:, 1], keys.prior[:, 2:6] = -0.2, 0.5 if model == "right" else 1.6
@@ -219,3 +219,24 @@ def test_what_is_tried_while_keys_compare_has_the_channels_and_the_chunk_of_whic
         allowed[(0, 3, *forbidden)] = False
     said = loop.evidence.estimates(rows)
     assert loop._untried_near(rows, allowed.reshape(1, -1), said).tolist() == [action]
+
+
+@pytest.mark.parametrize(
+    ("model", "log_us", "times"), [("none", 2.81, 1), ("wrong", 2.81, 1), ("right", 2.81, 0), ("none", 3.2, 0)]
+)
+def test_where_nobody_knows_a_small_chunk_is_tried_while_keys_compare_of_what_is_near_the_best(
+    model: str, log_us: float, times: int
+) -> None:
+    """What was drawn last was not tried with one: no draw was left for it."""
+    keys, small = own_channels(2, small_chunk=True), int(flat_action(2, 0, 2))
+    keys.channels[:, 6:] = False
+    if model != "none":
+        keys.prior[:, 1:3], keys.prior[:, 3:6] = -0.2, 0.5 if model == "right" else 1.6
+    loop = loop_of(keys, draws=5, compares=16)
+    of = {OWN_ACTION: 3.0, pair(1): 2.8, pair(2): log_us}
+    asked = np.zeros(2, np.int64)
+    for draw in (3, 4, 5, 1, 2, *[2] * 19):
+        drawn = lambda due, draw=draw: np.full(due.draw.sum(), pair(draw))  # noqa: E731
+        play(loop, 1, lambda _, action: of.get(action, 3.5), drawn=drawn)
+        asked += loop.wanted == small
+    assert asked.sum() == times
