@@ -38,7 +38,7 @@ METRICS: Final = (
     Metric(
         "nccl_collective_exec_time_microseconds",
         "gauge",
-        "Time of a size on its fastest rank, lately: us.",
+        "Time of a size, without the wait for late ranks, lately: us.",
         _OF_COLLECTIVE,
     ),
     Metric("dynamiccl_collectives", "counter", "Collectives that all of their ranks have measured."),

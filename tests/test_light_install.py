@@ -16,6 +16,7 @@ from dynamiccl_ray.plugin_bridge import native_dir
 
 ROOT = Path(__file__).parents[1]
 LIBC = {"libc.so.6", "libm.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2"}
+TABLE = "dynamiccl-table 1\ncommunicator ranks=8 nodes=2 max_channels=16\nall_reduce 1024 - any tree ll - -\nend\n"
 # What a training process may load beside Python's own: PyTorch, NumPy and what they bring.
 _TRAIN = """
 import sys
@@ -42,6 +43,21 @@ def test_the_one_line_loads_torch_and_numpy_and_no_other_library_of_ours() -> No
     code += "print(*sorted({m.split('.')[0] for m in set(sys.modules) - before} - set(sys.stdlib_module_names)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert set(done.stdout.split()) <= {"dynamiccl_ray", "numpy", "torch"}
+
+
+def printed(*command: str) -> str:
+    return subprocess.run((sys.executable, "-m", *command), capture_output=True, text=True, check=True, cwd=ROOT).stdout
+
+
+@pytest.mark.parametrize("options", [("--job", "light"), ("--threads", "256"), ("--table", "TABLE")])
+def test_what_an_image_without_ray_exports_is_what_the_command_does(options: tuple[str, ...], tmp_path: Path) -> None:
+    table = tmp_path / "my.table"
+    table.write_text(TABLE)
+    table.chmod(0o600)
+    options = tuple(str(table) if of == "TABLE" else of for of in options)
+    light = printed("dynamiccl_ray.plugin_bridge", *options)
+    assert light == printed("dynamiccl_ray", "plugin", "env", *options)
+    assert options[1] in light
 
 
 @pytest.mark.slow
@@ -76,6 +92,10 @@ def test_a_wheel_without_dependencies_serves_a_training_process(tmp_path: Path) 
     assert trained.stdout.strip().startswith(str(packages))
     said = run("bash", "-ec", f'eval "$({python} -m dynamiccl_ray.plugin_bridge --job light)" && ls $NCCL_TUNER_PLUGIN')
     assert said.stdout.strip() == str(packages / "dynamiccl_ray/plugin_bridge/lib/libnccl-tuner-dynamiccl.so")
+    (tmp_path / "my.table").write_text(TABLE)
+    (tmp_path / "my.table").chmod(0o600)
+    said = run(str(python), "-m", "dynamiccl_ray.plugin_bridge", "--table", "my.table")
+    assert f"DYNAMICCL_TABLE={tmp_path}/my.table" in said.stdout, said.stderr
     refused = run(str(python.with_name("dynamiccl")), "online", "x.yaml")
     assert refused.returncode == 1
     assert refused.stderr.startswith("error: typer is not installed"), refused.stderr
