@@ -248,11 +248,12 @@ class Checks:
         order = np.where(place < _CONTEND, self.turns[rows], MOST_TURNS) * _PLACES + place
         return np.asarray(np.where(self._had(rows), np.iinfo(np.int64).max, order).argmin(-1))
 
-    def differs(self, rows: Int64, evidence: Evidence, deviation: Float64) -> Bool:
+    def differs(self, rows: Int64, evidence: Evidence, deviation: Float64, new: Bool) -> Bool:
         """(R,) whether what contends, and has had its turns, stands to the first in another way than by ``evidence``:
         it is ahead by ``_AHEAD``, and was not before, or it has moved far. Where the first is known well and takes what
         it took, only what is ahead by ``_FAR_AHEAD`` counts; and what has moved as a burst moves it does not count as
-        far. ``deviation`` (R,) is of the mean of a batch of 8."""
+        far. Of a ``new`` key (R,), which learns for the first time, nothing that a burst may have done counts: any part
+        of what it knows may be of one. ``deviation`` (R,) is of the mean of a batch of 8."""
         moved, error, alone = self._moved(rows, evidence, deviation)
         changed = self._changed(moved, error) & (self.turns[rows, :_CONTEND] == self.most[rows, None])
         actions, level = self.actions[rows, :_CONTEND], self.level(rows)[:, :_CONTEND]
@@ -265,7 +266,8 @@ class Checks:
         ahead = level[:, :1] - level
         overtaken = (ahead > np.where(stayed, _FAR_AHEAD, _AHEAD)) & (ahead + moved < _AHEAD)
         far = (np.abs(moved) > _FAR) & ~burst & ~stayed
-        return np.asarray((changed & (overtaken | far)).any(-1))
+        beyond = np.maximum(np.abs(moved), away) > _MOST_STEP
+        return np.asarray((changed & (overtaken | far) & (beyond | ~new[:, None])).any(-1))
 
     def moved_by(self, rows: Int64, evidence: Evidence, deviation: Float64) -> tuple[Float64, Float64]:
         """By how much, as a log, times are longer than by ``evidence``, in checks in which what contends stands: (R,)

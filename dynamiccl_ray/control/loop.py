@@ -224,7 +224,8 @@ class Loop(Signs):
         self.checks.record(of.rows, of.samples, of.mean, of.square, self.evidence, self.cusum.deviation(of.rows))
         contended = of.rows[self.checks.contended(of.rows)]
         contended = contended[~self.checks.moved(contended, self.cusum.deviation(contended))]
-        differs = self.checks.differs(contended, self.evidence, self.cusum.deviation(contended))
+        new = (self.shifts[contended] == 0) & self._early(contended)
+        differs = self.checks.differs(contended, self.evidence, self.cusum.deviation(contended), new)
         anew, alike = contended[differs], contended[~differs]
         self.checks.look(alike, self.settled[alike], self.evidence, self.allowed(alike).reshape(-1, N_ACTIONS))
         stands = of.rows[self.checks.over(of.rows) & ~np.isin(of.rows, anew)]

@@ -105,7 +105,7 @@ def test_what_is_in_force_takes_what_it_took_also_where_noise_says_otherwise(
     assert loop.checks.actions[0, :3].tolist() == [pair(1), OWN_ACTION, -1]
     loop.checks.most[0] = loop.checks.turns[0, :2] = turns
     loop.checks.off[0, 0], loop.checks.off[0, 1] = 2.98, 0.15
-    assert loop.checks.differs(row, loop.evidence, np.array([deviation])).tolist() == [differs]
+    assert loop.checks.differs(row, loop.evidence, np.array([deviation]), np.array([False])).tolist() == [differs]
 
 
 @pytest.mark.parametrize(("turns", "before"), [(4, 1), (4, 2), (4, 3), (4, 4), (6, 2), (6, 3), (6, 4), (6, 6)])
@@ -243,7 +243,7 @@ def test_what_was_measured_once_and_by_luck_takes_what_the_check_has_measured() 
     checks.off[0, 0], checks.off[0, 1] = 2.8, -0.1
     checks.turns[0, :2] = checks.most[0] = check.MOST_TURNS
     deviation = np.array([0.15 / np.sqrt(8)])
-    assert not checks.differs(row, evidence, deviation).any()
+    assert not checks.differs(row, evidence, deviation, np.zeros(len(row), np.bool_)).any()
     by, of_each = checks.moved_by(row, evidence, deviation)
     now = evidence.mean(np.zeros(2, np.int64), checks.actions[0, :2]) + by + of_each[0, :2]
     assert now == pytest.approx([2.8, 2.7], abs=0.08)
