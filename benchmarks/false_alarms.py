@@ -1,10 +1,10 @@
 """What false alarms cost: the shipped policy under noise, on networks that never change, with the trigger and without.
 
-    python benchmarks/false_alarms.py OUT.json [--collectives 4000]
+    python benchmarks/false_alarms.py OUT.json [--collectives 4000] [--seeds 0 21 22]
 
-One job of each held-out cluster under each noise of ``simulation/splits.py``. ``checks`` counts choices of keys that
-were checked and stood, ``anew`` keys that learned anew. Regret is over the whole run; ``cost`` is what the trigger adds
-to it.
+One job of each held-out cluster and seed under each noise of ``simulation/splits.py``. ``checks`` counts choices of
+keys that were checked and stood, ``anew`` keys that learned anew. Regret is over the whole run; ``cost`` is what the
+trigger adds to it.
 """
 
 from __future__ import annotations
@@ -56,10 +56,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--collectives", type=int, default=4000, help="of each key")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of the jobs")
     given = parser.parse_args()
     curriculum = load_curriculum(CURRICULUM)
-    splits = evaluation_splits(curriculum, 2, given.collectives, ())
-    noisy = {name: of for name, of in splits.items() if name.startswith(NOISY)}
+    noisy: dict[str, list[Scenario]] = {}
+    for seed in given.seeds:
+        splits = evaluation_splits(curriculum.model_copy(update={"seed": seed}), 2, given.collectives, ())
+        for name, of in splits.items():
+            if name.startswith(NOISY):
+                noisy.setdefault(name, []).extend(of)
     rows = []
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), multiprocessing.get_context("spawn")) as pool:
         for name, of in noisy.items():
