@@ -112,9 +112,9 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
 
 
 def rechunked(means: Means, allowed: Bool, chunk: int, behind: float) -> Int64:
-    """(R,) with this ``chunk``, the fastest action of a pair that was measured since the last shift, with NCCL's own
-    only, or if ``chunk`` is that, with others only; unless it is ``behind`` by more than this, as a log. -1 for none.
-    What is not ``allowed`` (R, N_ACTIONS) does not count."""
+    """(R,) with this ``chunk``, the fastest action of a pair that was measured with NCCL's own only since the last
+    shift; or if ``chunk`` is that, with others only. -1 for none, and where it is ``behind`` the best by more than
+    this, as a log. What is not ``allowed`` (R, N_ACTIONS) does not count."""
     index, action, _, mean = _allowed(means, allowed)
     least = np.full(len(means), np.inf)
     np.minimum.at(least, index, mean)
