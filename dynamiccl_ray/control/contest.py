@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
-from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64
+from dynamiccl_ray.arrays import Bool, Float32, Float64, Int64, any_along
 from dynamiccl_ray.control.comparing import compare, expected, unmeasured
 from dynamiccl_ray.control.evidence import Means
 from dynamiccl_ray.knobs import CHANNEL_VALUES, N_PAIRS
@@ -78,8 +78,9 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
 
     It is of one of the pairs that were the fastest, and nearly as good as the best by the log times over the baseline
     that are ``said`` of it (R, N_ACTIONS), or by what a model says of the pair's actions (``modelled``, see
-    ``comparing``): how much a chunk or many channels may cost, measuring others does not tell. Or it is one step of
-    channels or of chunk from one of the fastest actions, or where no model speaks what is beside them (``_unheard``).
+    ``comparing``): how much a chunk or many channels may cost, measuring others does not tell. Or whatever is expected
+    of it, it is one step of channels or of chunk from one of the fastest actions, or has what made one fast
+    (``_crossed``), or where no model speaks what that would speak of (``_unheard``).
     """
     actions, samples, mean = _fastest(means, allowed)
     noise = means.noise.astype(np.float64)
@@ -87,11 +88,11 @@ def promising(means: Means, allowed: Bool, said: Float32, modelled: Float64, tak
     new = allowed.copy()
     new[means.index, means.action] = False
     speaks, known = modelled.any(-1), samples > 0
-    beside = _beside(actions[:, :_BESIDE], known[:, :_BESIDE]) | _crossed(actions, known)
+    first = _first_pairs(actions)
+    beside = _beside(actions[:, :_BESIDE], known[:, :_BESIDE]) | _crossed(actions, known, first)
     for row in np.flatnonzero(~speaks & known[:, 0]).tolist():
         beside[row] |= _unheard(actions[row, known[row]], allowed[row])
     beside &= new
-    first = _first_pairs(actions)
     new &= np.repeat(first, N_CHANNELS * N_CHUNKS, -1)
     time = said - best
     may = new & (time <= _REACH)
@@ -193,33 +194,32 @@ def _beside(actions: Int64, there: Bool) -> Bool:
     return out
 
 
-def _crossed(actions: Int64, known: Bool) -> Bool:
-    """(R, N_ACTIONS) the fastest of flat actions (R, M) that are ``known`` (R, M) with the channels of the fastest that
-    has others than NCCL's own: from these there is no step. That is itself where it has others."""
+def _crossed(actions: Int64, known: Bool, pairs: Bool) -> Bool:
+    """(R, N_ACTIONS) some ``pairs`` (R, N_PAIRS), with the chunk of the fastest of flat actions (R, M) that are
+    ``known`` (R, M), and with the channels of the fastest that has others than NCCL's own: what makes one pair fast may
+    make others fast, and from NCCL's own channels there is no step."""
     out = np.zeros((len(actions), N_ACTIONS), np.bool_)
-    pair, channels, chunk = action_parts(actions)
+    _, channels, chunk = action_parts(actions)
     others = known & (channels > 0)
-    row = np.flatnonzero(others.any(-1))
-    out[row, flat_action(pair[row, 0], channels[row, others[row].argmax(-1)], chunk[row, 0])] = True
+    row, pair = np.nonzero(pairs & any_along(others, -1)[:, None])
+    out[row, flat_action(pair, channels[row, others[row].argmax(-1)], chunk[row, 0])] = True
     return out
 
 
 def _unheard(actions: Int64, allowed: Bool) -> Bool:
-    """(N_ACTIONS,) beside flat actions (M,), the fastest first, what a model would speak of. If the fastest has NCCL's
+    """(N_ACTIONS,) beside flat actions (M,), the fastest first, what a model would speak of: if the fastest has NCCL's
     own channels, its pair with some in the middle of what is ``allowed`` (N_ACTIONS,), and then what is one step from
-    what was measured; else other pairs with its channels and chunk."""
+    what was measured."""
     out = np.zeros(N_ACTIONS, np.bool_)
-    pair, channels, chunk = action_parts(actions)
-    if channels[0] == 0:
-        may = flat_action(pair[:1], np.arange(1, N_CHANNELS), chunk[:1])
-        may = may[allowed[may]]
-        measured = np.flatnonzero(np.isin(may, actions))
-        if len(measured):
-            at = np.concatenate([measured - 1, measured + 1])
-            out[may[at[(at >= 0) & (at < len(may))]]] = True
-        elif len(may):
-            out[may[np.abs(action_parts(may)[1] - _MIDDLE).argmin()]] = True
-    else:
-        pairs = np.flatnonzero(_first_pairs(actions[None])[0])
-        out[flat_action(pairs, channels[:1], chunk[:1])] = True
+    pair, channels, chunk = action_parts(actions[:1])
+    if channels[0] > 0:
+        return out
+    may = flat_action(pair, np.arange(1, N_CHANNELS), chunk)
+    may = may[allowed[may]]
+    measured = np.flatnonzero(np.isin(may, actions))
+    if len(measured):
+        at = np.concatenate([measured - 1, measured + 1])
+        out[may[at[(at >= 0) & (at < len(may))]]] = True
+    elif len(may):
+        out[may[np.abs(action_parts(may)[1] - _MIDDLE).argmin()]] = True
     return out

@@ -12,7 +12,7 @@ from looped import pair
 from dynamiccl_ray.actions import N_ACTIONS, N_CHANNELS, N_CHUNKS, OWN_ACTION, action_parts, flat_action
 from dynamiccl_ray.control.contest import Contest, compared, contest, overlooked, promising, rechunked
 from dynamiccl_ray.control.evidence import Evidence
-from dynamiccl_ray.knobs import N_PAIRS
+from dynamiccl_ray.knobs import N_PAIRS, OWN_PAIR
 
 
 def _contest(evidence: Evidence, *, without: tuple[int, ...] = (), without_chunk: tuple[int, ...] = ()) -> Contest:
@@ -81,7 +81,8 @@ def test_the_contest_is_that_of_a_loop_in_python(seed: int) -> None:
     assert sorted(found.behind.tolist()) == sorted(behind)
 
 
-ALL = np.ones((1, N_ACTIONS), np.bool_)
+# NCCL's own choice is only to be left alone.
+ALL = (np.arange(N_ACTIONS) == OWN_ACTION)[None] | (action_parts(np.arange(N_ACTIONS))[0] != OWN_PAIR)
 NO_MODEL = np.zeros((1, N_ACTIONS))
 KEY = np.array([0])
 
@@ -245,6 +246,19 @@ def test_the_fastest_with_nccls_own_channels_is_tried_with_those_of_another_alth
         may[0, [action, crossed]] = True
     action = promising(evidence.means(KEY), may, NOTHING, of_model.reshape(1, -1), 1)
     assert action.tolist() == [crossed if tried else -1]
+
+
+def test_fast_pairs_are_tried_with_what_made_another_fast_although_a_model_puts_them_behind() -> None:
+    """Few channels may be right for all pairs on a network that has changed, and nobody drew one of them with few."""
+    evidence, of_model = store(1), np.zeros((1, N_PAIRS, N_CHANNELS, N_CHUNKS))
+    of_model[0, 1:, 1:4] = 0.3
+    fastest, lucky, others = int(flat_action(2, 3, 1)), int(flat_action(1, 3, 1)), [(1, 5, 0), (4, 0, 0)]
+    for action, mean in ((OWN_ACTION, 3.0), (fastest, 2.8), *((int(flat_action(*of)), 3.02) for of in others)):
+        measured(evidence, 0, action, 4, mean, 3 * 0.05**2)
+    may = np.zeros_like(ALL)
+    may[0, [lucky, int(flat_action(4, 3, 0)), int(flat_action(7, 3, 1))]] = True
+    may[0, evidence.means(KEY).action] = True
+    assert promising(evidence.means(KEY), may, NOTHING, of_model.reshape(1, -1), 1).tolist() == [lucky]
 
 
 def test_what_much_is_expected_of_does_not_crowd_out_what_is_one_step_from_the_fastest() -> None:
