@@ -103,7 +103,7 @@ class Checks:
     """(K, 8) in all turns, and their squared deviations within these."""
     square: Float64
     stood: Int64
-    """(K,) checks in a row in which the choice stood."""
+    """(K,) checks in a row in which the choice stood, but for those that came while a key was left in peace."""
     calm_until: Int64
     """(K,) samples of the key, ever, until which alarms are not looked into."""
     asked: Int64
@@ -336,9 +336,15 @@ class Checks:
         return np.asarray(back)
 
     def stand(self, rows: Int64, measured: Int64) -> None:
-        """The choice of these keys stood, at so many samples (R,) of each."""
-        self.stood[rows] += 1
+        """The choice of these keys stood, at so many samples (R,) of each. That of a key which is left in peace anyway
+        does not say that its alarms are false."""
+        self.stood[rows] += measured >= self.calm_until[rows]
         self.calm_until[rows] = measured + _CALM * 2 ** np.minimum(self.stood[rows], _MOST_DOUBLINGS)
+
+    def ask(self, rows: Int64, until: Int64) -> None:
+        """The network of these keys, which are left in peace, may have changed: that is checked once each has ``until``
+        (R,) samples, if it is not left in peace for longer than that."""
+        self.asked[rows], self.calm_until[rows] = 1, np.minimum(self.calm_until[rows], until)
 
     def heard(self, rows: Int64, measured: Int64, alarm: Bool) -> Bool:
         """(R,) whether alarms (R,) of keys that have so many samples are looked into now. One that comes while a key is

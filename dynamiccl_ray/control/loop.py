@@ -292,15 +292,18 @@ class Loop(Signs):
 
     def _agree(self, rows: Int64) -> None:
         """These keys begin anew. Where many of a communicator do, the network has changed for all of them: what
-        exploits is checked, and what learns begins anew as well."""
+        exploits is checked, at once or soon, and what learns begins anew as well."""
         self._anew_at[rows] = self.measured[rows]
         recent = self.measured - self._anew_at <= TOGETHER
         watched = (self.phase != Phase.BASELINE) | recent
         group = self.keys.group
         share = np.bincount(group, recent) / np.maximum(np.bincount(group, watched), 1)
         agreed = (share >= _AGREED)[group] & np.isin(group, group[rows]) & ~recent
-        settled = self.measured < self.checks.calm_until
-        self._check(np.flatnonzero(agreed & (self.phase == Phase.EXPLOIT) & ~settled))
+        exploit, calm = agreed & (self.phase == Phase.EXPLOIT), self.measured < self.checks.calm_until
+        # What is left in peace was checked lately, and what moves it far is an alarm all the same. So that comes first.
+        later = np.flatnonzero(exploit & calm)
+        self.checks.ask(later, self.measured[later] + TOGETHER)
+        self._check(np.flatnonzero(exploit & ~calm))
         others = np.flatnonzero(agreed & ((self.phase == Phase.LEARN) | (self.phase == Phase.ADAPT)))
         self._anew_at[others] = self.measured[others]
         self.shift(np.union1d(rows, others))

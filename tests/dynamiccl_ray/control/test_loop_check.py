@@ -434,6 +434,15 @@ def _in_peace(times: int) -> Loop:
     return loop
 
 
+def test_checks_that_come_one_after_another_leave_a_key_in_peace_for_no_longer() -> None:
+    """A network that changes twice is checked as often, and none of that says that the next alarm is false."""
+    loop = exploiting(some_keys(2))
+    for _ in range(4):
+        loop._check(np.array([0]))
+        assert [drift.anew for drift in all_turns(loop, network())] == [False]
+        assert loop.checks.calm_until[0] - loop.measured[0] == 2 * 128
+
+
 def test_what_is_far_off_is_learned_anew_at_once_also_by_a_key_that_is_left_in_peace() -> None:
     loop = _in_peace(4)
     until, before = loop.checks.calm_until[0], loop.measured[0]

@@ -125,6 +125,33 @@ def test_where_a_quarter_of_a_communicators_keys_begin_anew_the_others_are_check
     assert (loop.wanted[checked] == pair(1)).all()
 
 
+def test_what_is_left_in_peace_is_checked_soon_where_others_begin_anew() -> None:
+    """What others learn then may be all that says that NCCL's own choice is ahead now."""
+    loop = exploiting(some_keys(8))
+    loop._check(np.array([1, 2]))
+    play(loop, 12, network(), sigma=0.01, rows=[1, 2])
+    loop.checks.calm_until[1], before = loop.measured[1] + 1000, loop.measured[1]
+    assert (loop.phase == Phase.EXPLOIT).all()
+    assert _shift(loop, 0) + _shift(loop, 3) == [0, 3]
+    checked = (loop.phase == Phase.CHECK).tolist()
+    assert checked == [False, False, False, False, True, True, True, True], "these were not left in peace"
+    changed = lambda row, action: network()(row, action) - 0.3 * (action == OWN_ACTION)  # noqa: E731
+    drifts, rounds = [], 0
+    while not drifts:
+        drifts, rounds = play(loop, 1, changed, sigma=0.01, rows=[1]), rounds + 1
+        assert rounds < 40
+    assert [(drift.row, drift.anew) for drift in drifts] == [(1, True)]
+    assert loop.measured[1] - before >= 64, "its own alarms come first"
+
+
+def test_what_is_left_in_peace_for_less_is_checked_no_later_for_that() -> None:
+    loop = exploiting(some_keys(8))
+    loop.checks.calm_until[1] = loop.measured[1] + 20
+    until = loop.checks.calm_until[1]
+    assert _shift(loop, 0) + _shift(loop, 3) == [0, 3]
+    assert (loop.checks.calm_until[1], loop.checks.asked[1]) == (until, 1)
+
+
 def test_alarms_that_are_far_apart_do_not_agree() -> None:
     loop = exploiting(some_keys(8))
     assert _shift(loop, 0) == [0]
