@@ -48,7 +48,7 @@ class _Watched(LearnedPolicy):
         self._look()
 
     def _look(self) -> None:
-        self._shifts, self._stood = self.loop.shifts.copy(), self.loop.checks.stood.copy()
+        self._shifts, self._checked = self.loop.shifts.copy(), np.zeros(len(self.loop), np.bool_)
 
     def choose(self, step: int) -> Int64:
         if step in self._starts:
@@ -61,7 +61,8 @@ class _Watched(LearnedPolicy):
         exploits, draws = loop.phase == Phase.EXPLOIT, loop.decisions <= loop.draws()
         if not changed:
             return np.where(exploits, 1, 0)
-        as_before = np.where(exploits & (loop.checks.stood > self._stood), 4, 2)
+        self._checked |= loop.phase == Phase.CHECK
+        as_before = np.where(exploits & self._checked, 4, 2)
         anew = np.where(exploits, 8, np.where(draws, 6, 7))
         out = np.where(loop.shifts > self._shifts, anew, as_before)
         out[loop.phase == Phase.CHECK], out[loop.phase == Phase.BASELINE] = 3, 5
