@@ -10,7 +10,7 @@ import numpy as np
 
 from dynamiccl_ray.errors import DAMAGED, RunError, short
 
-FORMAT: Final = 6
+FORMAT: Final = 7
 
 
 def pack(said: dict[str, Any], arrays: dict[str, Any]) -> bytes:

@@ -14,6 +14,11 @@ from dynamiccl_ray.control.state import Phase
 
 # Decisions in which a network may change, so that NCCL's own choice is measured again.
 _AGAIN: Final = 8
+# Share of its time that a key which exploits something else measures NCCL's own choice for: once the network may have
+# changed, and as long as nothing says so; and by how much, as a log, that is behind at least for it.
+_ASIDE: Final = 2e-4
+_QUIET: Final = 2e-5
+_LEAST_BEHIND: Final = 0.05
 SAME: Final = 4.0
 """Standard deviations that this may be off if all that was measured between is of one network."""
 SURPRISE: Final = 0.2
@@ -28,6 +33,7 @@ class Length(Exploration):
         learning = self.control.learning
         every = np.arange(len(self))
         drawn = (self.decisions <= self.draws()) | self._looks_once(every, self.decisions - 1, self.wanted)
+        drawn |= self._aside(every) & self._shows(every, self.wanted)
         looks = (drawn & (self.resting == 0)) | self._first(every, self.wanted)
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         takes = np.where(self.phase == Phase.BASELINE, self._baseline_samples(), takes)
@@ -67,6 +73,23 @@ class Length(Exploration):
         measures are enough: they show a network that has changed by ``SURPRISE``, or by as much as NCCL's own choice
         is behind. A lesser change leaves that no better than what is taken for the best.
         """
+        return np.asarray(self._looks_last(rows, done) & self._shows(rows, actions))
+
+    def _shows(self, rows: Int64, actions: Int64) -> Bool:
+        """(R,) whether a draw's samples of these actions (R,) show a network that has changed by that much."""
         behind = np.where(actions == OWN_ACTION, self.evidence.baseline[rows] - self._best[rows], 0.0)
-        enough = SAME * self.evidence.noise[rows] <= np.fmax(behind, SURPRISE)
-        return np.asarray(self._looks_last(rows, done) & enough)
+        return np.asarray(SAME * self.evidence.noise[rows] <= np.fmax(behind, SURPRISE))
+
+    def _aside(self, rows: Int64) -> Bool:
+        """(R,) whether keys that exploit something else measure NCCL's own choice once."""
+        exploits = (self.phase[rows] == Phase.EXPLOIT) & (self._found[rows] != OWN_ACTION)
+        return np.asarray(exploits & (self.wanted[rows] == OWN_ACTION))
+
+    def _looks_aside(self, rows: Int64) -> Bool:
+        """(R,) whether that was not measured by keys that exploit something else for so long that to measure it once
+        more takes no more than so much of their time. Nothing else would ever say that it has become faster, if what
+        they exploit has not."""
+        behind = np.expm1(np.fmax(self.evidence.baseline[rows] - self._best[rows], _LEAST_BEHIND))
+        most = np.where(self._doubted[rows] > 0, _ASIDE, _QUIET)
+        wait = self.measured[rows] - self._own_at[rows] >= self._own_ran[rows] * behind / most
+        return np.asarray(wait & (self._found[rows] != OWN_ACTION) & self.cusum.watches)

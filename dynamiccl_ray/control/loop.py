@@ -109,13 +109,14 @@ class Loop(Signs):
         alone = (phase == Phase.EXPLOIT) & (self._stirred[rows] == 0)
         of = of.as_if(np.where(alone, ran, np.maximum(self._takes()[rows], BATCH)))
         probed = (phase == Phase.EXPLOIT) & (self.evidence.samples[rows, actions] == 0)
-        self._spend(of, ran, (((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting) | probed)
+        aside = self._aside(rows)
+        self._spend(of, ran, (((phase == Phase.LEARN) | (phase == Phase.ADAPT)) & ~resting) | probed | aside)
         found = rows[self._found_ahead(of)]
         alarm = np.full(len(rows), -1)
         # What looks back is judged below: that NCCL's own choice alone has become slower is no alarm.
         looked = self._looks_last(rows, decided - 1) & (phase != Phase.EXPLOIT)
         known = self.evidence.samples[rows, actions] >= _KNOWN
-        watched = np.flatnonzero(~baseline & ~checking & ~looked & known)
+        watched = np.flatnonzero(~baseline & ~checking & ~looked & known & ~aside)
         alarm[watched] = self._watch(of.part(watched), counts[watched], log_us[np.isin(samples.row, rows[watched])])
         quiet = alarm < 0
         self.evidence.skew[rows] = np.add.reduceat(samples.skew, first) / counts
@@ -145,16 +146,21 @@ class Loop(Signs):
         calm = self.measured[rows] < self.checks.calm_until[rows]
         doubtful = (self.cusum.score[rows] > _DOUBTFUL) & well_known & ~calm
         # What shows that an action has moved is what it takes now: the check is against what it took.
-        same = ~np.isin(rows, moved)
+        ahead = self._own_ahead(of)
+        same = ~np.isin(rows, moved) & ~ahead
         of.part(np.flatnonzero(quiet & ~begun & ~checking & ~doubtful & same)).into(self.evidence.record)
         turned = np.flatnonzero(checking & ~self._over[rows])
+        is_own = rows[actions == OWN_ACTION]
+        self._own_at[is_own], self._own_ran[is_own] = self.measured[is_own], ran[actions == OWN_ACTION]
+        self._doubted[is_own] = 0
         self._over[rows] = True
         own = self.evidence.baseline.copy()
         own[left], self._told_at[left] = self._own_near[left], self.measured[left]
         self._own_near[rows] = np.nan
-        own[rows[last & (actions == OWN_ACTION)]] = of.mean[last & (actions == OWN_ACTION)]
+        now = ahead | (last & (actions == OWN_ACTION))
+        own[rows[now]] = of.mean[now]
         # Before others agree that the network has changed: what begins anew with them has nothing to be checked by.
-        self._check(np.unique(np.concatenate([moved, together, found, left])), own)
+        self._check(np.unique(np.concatenate([moved, together, found, left, rows[ahead]])), own)
         drifts = self._turn(of.part(turned))
         self._tell_near(rows[np.where(checking, self.checks.own_contends(rows), actions == OWN_ACTION)], before)
         at = {int(rows[i]): int(index[first[i] + alarm[i]]) for i in np.flatnonzero(~quiet)}
@@ -195,6 +201,7 @@ class Loop(Signs):
         """Begins checks. ``own`` (K,) has what NCCL's own choice took last, its log time: the baseline by default."""
         if not len(rows):
             return
+        self._doubt(rows)
         means, own = self.evidence.means(rows), self.evidence.baseline if own is None else own
         allowed, wanted = self._allowed(rows, means).reshape(-1, N_ACTIONS), self.wanted[rows]
         # While a key learns, NCCL's own choice is in force for once: where it is hopeless, or all was compared, what is
@@ -204,7 +211,7 @@ class Loop(Signs):
         far = for_once & (own[rows] - self.evidence.mean(rows, best) > check.HOPELESS)
         compared = self.decisions[rows] >= self.draws()[rows] + self.control.learning.compares
         # What a neighbour has found is in force for once, too, until it is measured.
-        for_once = far | (for_once & compared) | (self.evidence.samples[rows, wanted] == 0)
+        for_once = far | (for_once & compared) | (self.evidence.samples[rows, wanted] == 0) | self._aside(rows)
         wanted = np.where(for_once, best, wanted)
         hopeless = self.hopeless_earlier[rows] | (own[rows] - self.evidence.mean(rows, wanted) > check.HOPELESS)
         self.phase[rows], self.resting[rows] = Phase.CHECK, 0
@@ -310,6 +317,7 @@ class Loop(Signs):
 
     def shift(self, rows: Int64) -> None:
         """The network of these keys has changed: they begin anew with NCCL's own choice."""
+        self._doubt(rows)
         self._remember(rows)
         self.evidence.shift(rows)
         self.cusum.reset(rows)
@@ -324,6 +332,12 @@ class Loop(Signs):
         self._own_near[rows] = np.nan
         self._outcome.known[rows] = False
         self._pending = take(self._pending, ~np.isin(self._pending.row, rows))
+
+    def _doubt(self, rows: Int64) -> None:
+        """The network of these keys may have changed, and with it for others of their communicators that have not
+        measured NCCL's own choice lately."""
+        old = self.measured - self._own_at > TOGETHER
+        self._doubted[old & np.isin(self.keys.group, self.keys.group[rows])] = 1
 
     def _remember(self, rows: Int64) -> None:
         """What these keys exploited, for whoever wants to go back to it: what they measured most, where the change has
@@ -340,9 +354,10 @@ class Loop(Signs):
         # Until something else is decided, what a check measured last is in force, also once it is over.
         checked = (self.phase == Phase.CHECK) | self.checks.turns.any(-1)
         exploits = np.isin(self.phase, (Phase.EXPLOIT, Phase.CHECK)) & compared
-        # What a neighbour has found is in force for once, and nobody knows how good it is here.
-        known = self.evidence.samples[np.arange(len(self)), self.wanted] > 0
-        wanted = np.where(known, self.wanted, self._found)
+        # What a neighbour has found is in force for once, and nobody knows how good it is here; or NCCL's own choice.
+        every = np.arange(len(self))
+        once = (self.evidence.samples[every, self.wanted] == 0) | self._aside(every)
+        wanted = np.where(once, self._found, self.wanted)
         return np.where(exploits, np.where(checked, self.checks.actions[:, 0], wanted), -1)
 
     # -- decisions --
@@ -387,7 +402,10 @@ class Loop(Signs):
         exploits = np.flatnonzero(exploit & ~spent & (self.phase[rows] != Phase.CHECK))
         theirs = self._found_near(rows[exploits], flat[exploits])
         fixed[exploits] = np.where(theirs >= 0, theirs, fixed[exploits])
+        aside = exploits[(theirs < 0) & self._looks_aside(rows[exploits])]
+        fixed[aside] = OWN_ACTION
         looks = draw | (again & ((done < draws) | self._looks_once(rows, done, fixed))) | self._first(rows, fixed)
+        looks[aside] |= self._shows(rows[aside], fixed[aside])
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
         checking = np.flatnonzero(self.phase[rows] == Phase.CHECK)
         asked = self.checks.next(rows[checking])

@@ -20,6 +20,8 @@ TOGETHER: Final = 64
 # checked if it would be ahead by so much.
 _FASTER: Final = 0.3
 _AHEAD: Final = 0.03
+# Standard errors by which it has become faster, if a key looks aside.
+_SURE: Final = 3.0
 # What is measured first while a key compares, and is ahead of all else by so much, as a log, is checked.
 _LEAP: Final = 0.3
 
@@ -75,6 +77,14 @@ class Signs(Length):
         found = ((phase == Phase.EXPLOIT) & (ahead > 0)) | (compares & (ahead > _LEAP))
         new = self.evidence.samples[of.rows, of.actions] == 0
         return np.asarray(found & new & self.cusum.watches)
+
+    def _own_ahead(self, of: Closed) -> Bool:
+        """(R,) whether NCCL's own choice, which keys that exploit something else have measured once, has become faster
+        than it was, and is ahead of the best now."""
+        known, now = self.evidence.samples[of.rows, OWN_ACTION], self._aside(of.rows)
+        error = self.evidence.noise[of.rows] * np.sqrt(1 / np.maximum(known, 1) + 1 / of.samples)
+        faster = self.evidence.baseline[of.rows] - of.mean > _SURE * error
+        return np.asarray(now & faster & (of.mean < self._best[of.rows]))
 
     def _tell_near(self, rows: Int64, before: Float64) -> None:
         """Where NCCL's own choice, which keys (R,) have measured, has become far faster than ``before`` (K,), it may

@@ -75,6 +75,11 @@ class State:
         # and what it would take if it has here, log time: NaN where none says so.
         self._told_at = np.zeros(0, np.int64)
         self._own_near = np.zeros(0)
+        # (K,) samples ever when NCCL's own choice was measured last, and how many collectives that took.
+        self._own_at = np.zeros(0, np.int64)
+        self._own_ran = np.zeros(0, np.int64)
+        # (K,) 1 where a key of the communicator was checked, or began anew, later than that.
+        self._doubted = np.zeros(0, np.int64)
         # (K,) 1 where a key of the communicator does something else since this key's decision began.
         self._stirred = np.zeros(0, np.int64)
         self._over = np.zeros(0, np.bool_)
@@ -170,5 +175,5 @@ _PARTS: Final = ("evidence", "cusum", "checks", "offers", "budget")
 _COUNTS: Final = {
     "phase": int(Phase.BASELINE), "wanted": OWN_ACTION, "decisions": 0, "shifts": 0, "idle": 0, "measured": 0,
     "settled": OWN_ACTION, "resting": 0, "misled": 0, "mistaken": 0, "_before": OWN_ACTION, "_anew_at": -(1 << 62),
-    "_stirred": 0, "_found": OWN_ACTION, "_told_at": -(1 << 62),
+    "_stirred": 0, "_found": OWN_ACTION, "_told_at": -(1 << 62), "_own_at": 0, "_own_ran": 0, "_doubted": 0,
 }  # fmt: skip
