@@ -86,10 +86,9 @@ class Length(Exploration):
         return np.asarray(exploits & (self.wanted[rows] == OWN_ACTION))
 
     def _looks_aside(self, rows: Int64) -> Bool:
-        """(R,) whether that was not measured by keys that exploit something else for so long that to measure it once
-        more takes no more than so much of their time. Nothing else would ever say that it has become faster, if what
-        they exploit has not."""
+        """(R,) whether keys that exploit have not measured NCCL's own choice for so long that once more takes no more
+        than so much of their time. Nothing else would say that it has become faster, if what they exploit has not."""
         behind = np.expm1(np.fmax(self.evidence.baseline[rows] - self._best[rows], _LEAST_BEHIND))
         most = np.where(self._doubted[rows] > 0, _ASIDE, _QUIET)
         wait = self.measured[rows] - self._own_at[rows] >= self._own_ran[rows] * behind / most
-        return np.asarray(wait & (self._found[rows] != OWN_ACTION) & self.cusum.watches)
+        return np.asarray(wait & self.cusum.watches)

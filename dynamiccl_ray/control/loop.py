@@ -400,10 +400,10 @@ class Loop(Signs):
             following[compares] = np.where(new >= 0, new, following[compares])
         fixed = np.where(comparing, following, np.where(again & ~hopeless, OWN_ACTION, best))
         exploits = np.flatnonzero(exploit & ~spent & (self.phase[rows] != Phase.CHECK))
+        aside = exploits[self._looks_aside(rows[exploits])]
+        fixed[aside] = OWN_ACTION
         theirs = self._found_near(rows[exploits], flat[exploits])
         fixed[exploits] = np.where(theirs >= 0, theirs, fixed[exploits])
-        aside = exploits[(theirs < 0) & self._looks_aside(rows[exploits])]
-        fixed[aside] = OWN_ACTION
         looks = draw | (again & ((done < draws) | self._looks_once(rows, done, fixed))) | self._first(rows, fixed)
         looks[aside] |= self._shows(rows[aside], fixed[aside])
         takes = np.where(looks, learning.draw_samples, learning.compare_samples)
