@@ -342,8 +342,8 @@ class Checks:
         self.calm_until[rows] = measured + _CALM * 2 ** np.minimum(self.stood[rows], _MOST_DOUBLINGS)
 
     def ask(self, rows: Int64, until: Int64) -> None:
-        """The network of these keys, which are left in peace, may have changed: that is checked once each has ``until``
-        (R,) samples, if it is not left in peace for longer than that."""
+        """The network of these keys, which are left in peace, may have changed: each is checked once it has ``until``
+        (R,) samples, or once its peace is over if that is sooner."""
         self.asked[rows], self.calm_until[rows] = 1, np.minimum(self.calm_until[rows], until)
 
     def heard(self, rows: Int64, measured: Int64, alarm: Bool) -> Bool:
