@@ -73,6 +73,8 @@ def measured(ranks: int, rate: float, rounds: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as directory:
         run_online(experiment_of(ranks, rate, rounds), Path(directory), progress=progress)
+    if len(marks) < 2:
+        raise RuntimeError(f"all keys exploited after {len(marks)} rounds; at least 2 are needed: more --rounds")
     (began, before, first), (ended, after, last) = marks[0], marks[-1]
     took = ended - began
     return {

@@ -6,10 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks import runner
+from dynamiccl_ray.config.experiment import Online
 
 
 def test_cpu_time_and_memory_of_a_process_are_the_kernels() -> None:
@@ -54,3 +58,33 @@ def test_the_run_is_of_as_many_ranks_as_fast_and_as_long_as_asked() -> None:
     assert (experiment.fabric.processes.nodes, experiment.fabric.processes.ranks_per_node) == (1, 3)
     assert experiment.fabric.rate_hz == 500.0
     assert experiment.stop.exploit_rounds_after_last_event == 7
+
+
+@pytest.mark.parametrize("phases", [[], [{"exploit": 2, "learn": 0}], [{"exploit": 1, "check": 1}] * 3])
+def test_a_run_that_hardly_exploits_is_no_measurement(
+    phases: list[dict[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(experiment: Online, directory: Path, *, progress: Callable[[dict[str, Any]], None]) -> None:
+        for epoch, keys in enumerate(phases):
+            progress({"keys": keys, "epoch": epoch, "collectives": 100 * epoch})
+
+    monkeypatch.setattr(runner, "run_online", run)
+    monkeypatch.setattr(runner, "runner", os.getpid)
+    with pytest.raises(RuntimeError, match="more --rounds"):
+        runner.measured(4, 1000.0, 3)
+
+
+def test_only_rounds_count_in_which_all_keys_exploit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(experiment: Online, directory: Path, *, progress: Callable[[dict[str, Any]], None]) -> None:
+        for epoch, keys in enumerate([{"exploit": 1, "learn": 1}, {"exploit": 2}, {"exploit": 2}, {"check": 2}]):
+            progress({"keys": keys, "epoch": epoch, "collectives": 100 * epoch})
+            clock[0] += 2.0
+
+    clock = [0.0]
+    monkeypatch.setattr(runner, "run_online", run)
+    monkeypatch.setattr(runner, "runner", os.getpid)
+    monkeypatch.setattr(runner.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(runner, "cpu_s", lambda _: clock[0] / 4)
+    result = runner.measured(4, 1000.0, 3)
+    assert (result["seconds"], result["keys"], result["cores"]) == (2.0, 2, 0.25)
+    assert (result["epochs_per_s"], result["collectives_per_s"]) == (0.5, 50.0)
