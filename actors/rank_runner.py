@@ -59,7 +59,8 @@ WATCHED_S: Final = 3.0
 RELEASED_S: Final = 3.0
 LEAST_MARGIN: Final = 8
 POLL_S: Final = 0.001
-WATCH_POLL_S: Final = 0.02
+QUIET_POLL_S: Final = 0.02
+WATCH_POLL_S: Final = 0.2
 LOOK_AFTER_S: Final = 0.25
 IDLE_S: Final = 0.2
 
@@ -308,6 +309,7 @@ class RankRunner(PolicyRunner):
         limit = min(limit, IDLE_S) if self._failed else limit
         deadline = time.monotonic() + limit
         others = self._coordination.others_done(context.epoch)
+        watch_nap = max(QUIET_POLL_S, min([WATCH_POLL_S, *(rank.unseen_s for rank in self._serving.ranks)]))
         nap = POLL_S
         while True:
             came = self._drain(waiting)
@@ -319,7 +321,7 @@ class RankRunner(PolicyRunner):
                 self._drain()  # what is left of ranks that are gone
                 break
             # No longer than it has been quiet: what comes 30 times a second is not looked for 1,000 times.
-            nap = WATCH_POLL_S if context.watching else POLL_S if came else min(2 * nap, WATCH_POLL_S)
+            nap = watch_nap if context.watching else POLL_S if came else min(2 * nap, QUIET_POLL_S)
             time.sleep(nap)
         for rank in self._serving.ranks:
             rank.look()

@@ -20,7 +20,7 @@ from dynamiccl_ray.knobs import CHANNEL_VALUES, CHUNK_VALUES, N_ALGORITHMS, N_PR
 from dynamiccl_ray.plugin_bridge.channel import Channel, Status
 from dynamiccl_ray.plugin_bridge.clocks import Clock
 from dynamiccl_ray.plugin_bridge.coverage import Coverage
-from dynamiccl_ray.plugin_bridge.layout import ABORT, AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, UNDECIDED
+from dynamiccl_ray.plugin_bridge.layout import ABORT, AGGREGATE, APPLIED, DECIDED, RECORD_DTYPE, RING_RECORDS, UNDECIDED
 from dynamiccl_ray.plugin_bridge.timers import TimerCheck
 
 _CHUNK_LOG2 = np.array([max(0, chunk.bit_length() - 1) for chunk in CHUNK_VALUES])
@@ -47,6 +47,7 @@ class Rank:
     _costs: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
     _reports: int = 0
     _steps: dict[int, tuple[float, float]] = field(default_factory=dict)
+    _step_s: float = np.inf
     _faults: int = 0
     _refused: dict[int, int] = field(default_factory=dict)
     _entries: tuple[tuple[int, int], ...] = ()
@@ -147,7 +148,7 @@ class Rank:
         self._faults = said.faults
         if said.reports != self._reports:
             self.stepped_s += max(said.reports - self._reports, 0) * said.iteration_s
-            self._reports = said.reports
+            self._reports, self._step_s = said.reports, said.iteration_s
             self._steps[said.step] = (said.iteration_s, said.loss)
 
     def look(self) -> None:
@@ -161,6 +162,13 @@ class Rank:
         elif after - self._looked[0] >= _RATE_S:
             self.rate_hz = (calls - self._looked[1]) / (after - self._looked[0])
             self._looked = before, calls
+
+    @property
+    def unseen_s(self) -> float:
+        """For how long it may go unseen until its ring is a quarter full (the plugin drops what does not fit) or a step
+        of its job is missed; infinity if neither is known to happen."""
+        ring_s = RING_RECORDS / 4 / self.rate_hz if self.rate_hz else np.inf
+        return min(ring_s, self._step_s / 2)
 
     def news(self) -> RankNews:
         """What is new beside the records."""

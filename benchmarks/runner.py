@@ -1,10 +1,12 @@
 """What a runner takes beside ranks whose keys all exploit: a share of a core, and memory.
 
-    python benchmarks/runner.py OUT.json [--ranks 4] [--rate 1000] [--rounds 40]
+    python benchmarks/runner.py OUT.json [--ranks 8] [--rate 1000] [--rounds 40]
 
 The ranks are processes that load the plugin and play measured tables, on one node; each issues so many collectives a
 second. The run is as ``dynamiccl online`` starts it. CPU time is what the kernel has booked to the runner's process
 between the first and the last round in which all keys exploited, memory what is resident in the end.
+
+Then, without a job: records a second that one core takes from full rings to what is reported, matched over the ranks.
 """
 
 from __future__ import annotations
@@ -17,8 +19,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from dynamiccl_ray.actors.ranks import Rank
+from dynamiccl_ray.actors.reduction import Matching
 from dynamiccl_ray.config.experiment import Online, load
 from dynamiccl_ray.plugin_bridge.bench import hardware
+from dynamiccl_ray.plugin_bridge.layout import APPLIED, DECIDED, GPU_TIMING, RECORD_DTYPE, RING_RECORDS, SURE
 from dynamiccl_ray.trainers.online.run import run_online
 
 EXPERIMENT = Path(__file__).parents[1] / "experiments" / "online" / "p5en-warm.yaml"
@@ -88,14 +96,50 @@ def measured(ranks: int, rate: float, rounds: int) -> dict[str, Any]:
     }
 
 
+class _FullRing:
+    """As a rank's channel: full whenever it is drained, of a job that says nothing."""
+
+    job = None
+
+    def __init__(self) -> None:
+        self._records = np.zeros(RING_RECORDS, RECORD_DTYPE)
+        self._records["dseq"] = self._records["plan"] = np.arange(RING_RECORDS)
+        self._records["flags"] = DECIDED | APPLIED | SURE
+        self._records["timing"] = GPU_TIMING
+        self._records["key"] = np.arange(RING_RECORDS) % 35
+        self._records["exec_ns"] = 50_000
+        self._records["start_ns"] = 60_000 * np.arange(RING_RECORDS)
+
+    def drain(self, into: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        into[:RING_RECORDS] = self._records
+        self._records["dseq"] += RING_RECORDS
+        self._records["plan"] += RING_RECORDS
+        self._records["start_ns"] += 60_000 * RING_RECORDS
+        return into[:RING_RECORDS]
+
+
+def records_per_s(ranks: int, drains: int = 20) -> float:
+    served = [Rank(_FullRing(), 1, rank) for rank in range(ranks)]  # type: ignore[arg-type]
+    matching = Matching()
+    matched = 0
+    began = time.process_time()
+    for _ in range(drains):
+        matched += len(matching.take([rank.drain(applied_since=0) for rank in served], ranks))
+    took = time.process_time() - began
+    if matched != drains * RING_RECORDS:
+        raise RuntimeError(f"{matched} collectives of {drains * RING_RECORDS} were matched; none may be lost")
+    return ranks * matched / took
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--rate", type=float, default=1000.0, help="collectives a second of each rank")
     parser.add_argument("--rounds", type=int, default=40, help="of exploitation")
     given = parser.parse_args()
     result = measured(given.ranks, given.rate, given.rounds)
+    result["records_per_s"] = records_per_s(given.ranks)
     given.out.write_text(json.dumps({**result, "hardware": hardware()}, indent=1) + "\n")
     print(json.dumps(result))
 

@@ -25,7 +25,7 @@ from dynamiccl_ray.plugin_bridge import native_dir
 from dynamiccl_ray.plugin_bridge.boundary import Boundary
 from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.doctor import require_plugin
-from dynamiccl_ray.plugin_bridge.layout import RECORD_DTYPE, Prepared
+from dynamiccl_ray.plugin_bridge.layout import RECORD_DTYPE, RING_RECORDS, Prepared
 from dynamiccl_ray.plugin_bridge.segments import segments
 
 BENCH_NAME: Final = "dynamiccl-plugin-bench"
@@ -148,16 +148,15 @@ def bench_channel(records: int = 20_000_000) -> dict[str, Any]:
         if not segment:
             raise RunError(f"cannot make a segment in {directory}; see `dynamiccl doctor`")
         with Channel(path) as channel:
-            buffer = np.empty(1 << 14, RECORD_DTYPE)
-            capacity = len(buffer)
+            buffer = np.empty(RING_RECORDS, RECORD_DTYPE)
             write_ns = drain_ns = 0
-            rounds = max(1, records // capacity)
+            rounds = max(1, records // RING_RECORDS)
             for _ in range(rounds):
-                write_ns += lib.dcc_bench_push(segment, capacity)
+                write_ns += lib.dcc_bench_push(segment, RING_RECORDS)
                 begin = time.perf_counter_ns()
                 drained = len(channel.drain(buffer))
                 drain_ns += time.perf_counter_ns() - begin
-                assert drained == capacity
+                assert drained == RING_RECORDS
             # A million records a second: a thousand ranks' worth, and far below what either end can do.
             total = 2_000_000
             writer = lib.dcc_bench_start(segment, total, 1_000_000)
@@ -170,8 +169,8 @@ def bench_channel(records: int = 20_000_000) -> dict[str, Any]:
             refused = lib.dcc_bench_join(writer)
             seen += len(channel.drain(buffer))
     return {
-        "write_per_s": rounds * capacity / write_ns * 1e9,
-        "drain_per_s": rounds * capacity / drain_ns * 1e9,
+        "write_per_s": rounds * RING_RECORDS / write_ns * 1e9,
+        "drain_per_s": rounds * RING_RECORDS / drain_ns * 1e9,
         "lost": total - seen - refused,
         "refused": refused,
         "hardware": hardware(),

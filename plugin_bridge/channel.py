@@ -24,6 +24,7 @@ from dynamiccl_ray.plugin_bridge.layout import (
     NO_HOLD,
     PASSTHROUGH_CAUSES,
     RECORD_DTYPE,
+    RING_RECORDS,
     TIMED_ONE_IN,
     UNKNOWN_RANK,
     IdentityWords,
@@ -244,7 +245,7 @@ class Channel:
         ``into`` is an optional contiguous buffer of that type; the answer is then a view of its head.
         """
         if into is None:
-            into = np.empty(16384, RECORD_DTYPE)
+            into = np.empty(RING_RECORDS, RECORD_DTYPE)
         elif into.dtype != RECORD_DTYPE or not into.flags.c_contiguous:
             raise ValueError("drain needs a contiguous buffer of RECORD_DTYPE")
         n = library().dcc_drain(self.mapped, into.ctypes.data, len(into))

@@ -41,6 +41,8 @@ RECORD_DTYPE: Final = np.dtype(
         ("ticket", "u8"),
     ]
 )
+RING_RECORDS: Final = 16384
+"""That a segment holds until they are drained."""
 COST_ROW_DTYPE: Final = np.dtype([("key", "<u4"), ("cost_us", "<f4", (N_ALGORITHMS, N_PROTOCOLS))])
 DECIDED: Final = 1
 APPLIED: Final = 2

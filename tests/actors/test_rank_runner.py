@@ -294,19 +294,39 @@ def test_ranks_of_a_runner_that_dies_while_others_wait_for_its_report_are_settle
     assert left in said.settled
 
 
+class Looks(Said):
+    """Counts how often a runner looks whether the epoch is over. ``watching``: no key learns."""
+
+    def __init__(self, *, watching: bool = False) -> None:
+        super().__init__(commit)
+        self._watching, self.n = watching, 0
+
+    def context(self, **changes: Any) -> EpochContext:
+        return super().context(**changes, watching=self._watching)
+
+    def others_done(self, epoch: int) -> Callable[[], bool]:
+        def look() -> bool:
+            self.n += 1
+            return False
+
+        return look
+
+
 def test_a_runner_beside_quiet_ranks_looks_for_records_more_and_more_seldom(place: Place) -> None:
     """Each look takes it some 50 us a rank, and the training wants these cores."""
     place.process(0, COMM)
-    looks = 0
+    said = Looks()
+    place.runner(said=said).sample()
+    assert 0 < said.n < 60, "in 0.2 s"
 
-    class Quiet(Said):
-        def others_done(self, epoch: int) -> Callable[[], bool]:
-            def look() -> bool:
-                nonlocal looks
-                looks += 1
-                return False
 
-            return look
-
-    place.runner(said=Quiet(commit)).sample()
-    assert 0 < looks < 60, "in 0.2 s"
+@pytest.mark.parametrize(("rate_hz", "least", "most"), [(1000.0, 2, 8), (100_000.0, 10, 30)])
+def test_a_runner_that_watches_looks_as_seldom_as_its_rings_allow(
+    place: Place, rate_hz: float, least: int, most: int
+) -> None:
+    place.process(0, COMM)
+    said = Looks(watching=True)
+    runner = place.runner(said=said)
+    runner._serving.ranks[0].rate_hz = rate_hz
+    runner.sample()
+    assert least <= said.n <= most, "in 1 s"

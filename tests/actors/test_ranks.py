@@ -6,9 +6,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dynamiccl_ray.actors.ranks import Rank
+from dynamiccl_ray.plugin_bridge.channel import JobReport
+from dynamiccl_ray.plugin_bridge.layout import RING_RECORDS
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Played:
     dropped: dict[str, int] = field(default_factory=lambda: {"full": 0, "timer": 0})
     unprofiled: int = 0
     backlog: int = 0
+    job: JobReport | None = None
 
     @property
     def status(self) -> Any:
@@ -39,6 +43,9 @@ class Played:
 
     def beat(self) -> None:
         pass
+
+    def drain(self, into: Any) -> Any:
+        return into[:0]
 
 
 @pytest.fixture
@@ -85,6 +92,30 @@ def test_a_runner_that_is_held_up_while_it_looks_sees_no_more_calls_than_there_a
         its.stall_s = stall_s
         rank.look()
         assert 0 < rank.rate_hz <= 1001
+
+
+# ---- how seldom it may be looked at ----
+
+
+def test_a_rank_of_which_nothing_is_known_may_go_unseen(its: Played) -> None:
+    assert rank_of(its).unseen_s == np.inf
+
+
+def test_a_ring_is_drained_long_before_it_is_full(its: Played) -> None:
+    its.hz = 500_000.0
+    rank = rank_of(its)
+    for _ in range(2):
+        its.now += 0.1
+        rank.look()
+    assert 0 < rank.unseen_s * its.hz < RING_RECORDS / 2
+
+
+def test_no_step_of_a_job_that_says_how_its_steps_go_is_missed(its: Played) -> None:
+    rank = rank_of(its)
+    for step, took_s in enumerate((0.3, 0.08), start=1):
+        its.job = JobReport(reports=step, step=step, iteration_s=took_s, loss=1.0, faults=0)
+        rank.drain(applied_since=0)
+        assert rank.unseen_s < took_s
 
 
 # ---- what is still to come ----

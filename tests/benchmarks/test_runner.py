@@ -88,3 +88,7 @@ def test_only_rounds_count_in_which_all_keys_exploit(monkeypatch: pytest.MonkeyP
     result = runner.measured(4, 1000.0, 3)
     assert (result["seconds"], result["keys"], result["cores"]) == (2.0, 2, 0.25)
     assert (result["epochs_per_s"], result["collectives_per_s"]) == (0.5, 50.0)
+
+
+def test_records_of_full_rings_are_all_matched() -> None:
+    assert runner.records_per_s(2, drains=3) > 0
