@@ -70,7 +70,7 @@ def jobs(random: bool, count: int, horizon: int, seed: int = 0) -> dict[str, lis
         "right": right,
         "wrong": [looked_up(of) for of in wrong],
         "none": [looked_up(told_of(of, None)) for of in right],
-        "not even NCCL's costs": [replace(of, prior=nothing_expected(len(of.nbytes)), said=None) for of in right],
+        "not even NCCL's costs": [replace(told_of(of, None), prior=nothing_expected(len(of.nbytes))) for of in right],
         "wrong, not even NCCL's costs": [replace(of, said=None) for of in wrong],
     }
 

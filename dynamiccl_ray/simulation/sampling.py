@@ -17,11 +17,13 @@ from dynamiccl_ray.actions import N_CHANNELS, N_CHUNKS
 from dynamiccl_ray.agent.observation import (
     Caller,
     Compression,
+    Context,
     GpuSharing,
     Llm,
     Parallelism,
     Scheduler,
     SyncMode,
+    Topology,
     WorkloadContext,
 )
 from dynamiccl_ray.fabric.cluster_config import Cluster
@@ -159,14 +161,18 @@ def surprised(scenario: Scenario, rng: np.random.Generator, surprise: float) -> 
 
 
 def told_of(scenario: Scenario, cluster: Cluster | None) -> Scenario:
-    """The same of a job that says it runs on this cluster, right or wrong; None: that does not say.
+    """The same of a job that says it runs on this cluster, right or wrong; None: that says nothing of itself, so that
+    no more is known than NCCL tells of every communicator.
 
     A cluster that cannot have the job's nodes says nothing: it has no network, or one GPU in all.
     """
+    known = scenario.context.topology
     if cluster is None or not cluster.has(scenario.nodes):
-        return replace(scenario, prior=None, said=None)
+        silent = Context(topology=Topology(ranks=known.ranks, nodes=known.nodes))
+        return replace(scenario, prior=None, said=None, context=silent)
     prior = expected(cluster, scenario.nodes, scenario.collective, scenario.nbytes)
-    return replace(scenario, prior=prior, said=cluster)
+    context = scenario.context.model_copy(update={"topology": topology_of(cluster, known.nodes, known.ranks)})
+    return replace(scenario, prior=prior, said=cluster, context=context)
 
 
 def recognised_of(scenario: Scenario, among: Sequence[Cluster] | None = None) -> Scenario:
@@ -180,9 +186,11 @@ def recognised_of(scenario: Scenario, among: Sequence[Cluster] | None = None) ->
     like = taken_for(scenario.said, *of, among)
     if like is None:
         return scenario
-    known = topology_of(like.cluster, topology.nodes) if scenario.said is not None else like.topology(topology)
-    context = scenario.context.model_copy(update={"topology": known})
-    return replace(told_of(scenario, like.cluster), said=None, context=context)
+    told = replace(told_of(scenario, like.cluster), said=None)
+    if scenario.said is not None:
+        return told
+    # What a person said of the links stands.
+    return replace(told, context=scenario.context.model_copy(update={"topology": like.topology(topology)}))
 
 
 def _loads(

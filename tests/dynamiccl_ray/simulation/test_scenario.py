@@ -19,9 +19,10 @@ from dynamiccl_ray.actions import (
     action_parts,
     flat_action,
 )
-from dynamiccl_ray.agent.observation import Topology
+from dynamiccl_ray.agent.observation import Context, Topology
 from dynamiccl_ray.fabric import measured as tables
 from dynamiccl_ray.fabric.clusters import p5en_all_reduce
+from dynamiccl_ray.fabric.describe import topology_of
 from dynamiccl_ray.fabric.dynamics import Dynamics, SlowRanks
 from dynamiccl_ray.fabric.load import IDLE, Load
 from dynamiccl_ray.fabric.physics import Physics
@@ -180,10 +181,15 @@ def test_a_job_may_say_which_cluster_it_runs_on_and_be_wrong() -> None:
     # Its own rates and latencies differ from the preset's.
     off = np.log(scenario.times_us[0, ..., 0] / scenario.default_us[0][:, None, None]) - said[..., :N_CHANNELS]
     assert 0.001 < np.nanstd(off) < 0.5
-    assert told_of(scenario, None).prior is None
-    wrong = told_of(scenario, find_cluster("cloud-tcp")).prior
-    assert wrong is not None
-    assert np.nanstd(wrong - said) > 0.1
+    nothing = told_of(scenario, None)
+    assert nothing.prior is None
+    assert nothing.context == Context(topology=Topology(ranks=32, nodes=4)), "of what else it is, neither"
+    other = find_cluster("cloud-tcp")
+    wrong = told_of(scenario, other)
+    assert wrong.prior is not None
+    assert np.nanstd(wrong.prior - said) > 0.1
+    assert wrong.context.topology == topology_of(other, 4, 32)
+    assert wrong.context.workload == scenario.context.workload
     inside = place.model_copy(update={"inter": None})
     assert told_of(scenario, inside).prior is None, "it can say nothing of several nodes"
     (alone,) = sample_scenarios(np.random.default_rng(0), [(find_cluster("dgx-a100-hdr"), 1)], 1)
