@@ -132,6 +132,9 @@ class RankRunner(PolicyRunner):
         while not (context.stop or context.release):
             decided, entropy = {}, []
             self._failed = False
+            if context.greedy:
+                # What is drawn in shadow is never tried: nothing says how what was open has ended.
+                self._streams.keep(())
             for comm in context.comms:
                 self._offered[comm.comm] = set(comm.keys[comm.offered].tolist())
                 drawn = self._drawer.draw(comm.due, greedy=context.greedy)

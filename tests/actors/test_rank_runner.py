@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 from elsewhere import Elsewhere
-from made import comm_context, context
+from made import comm_context, context, due
 from small import small_experiment
 
 from dynamiccl_ray.actions import Action
 from dynamiccl_ray.actors.messages import CommReport, EpochContext, Member
 from dynamiccl_ray.actors.rank_runner import LEAST_MARGIN, LOOK_AFTER_S, MOST_AHEAD_S, RankRunner
+from dynamiccl_ray.agent.observation import SIZE
 from dynamiccl_ray.control.agreement import Answer, Decision
 from dynamiccl_ray.keys import key_of
 from dynamiccl_ray.knobs import Algorithm, Protocol, pair_index
@@ -292,6 +295,20 @@ def test_ranks_of_a_runner_that_dies_while_others_wait_for_its_report_are_settle
     said.meanwhile = dies
     first.sample()
     assert left in said.settled
+
+
+def test_what_was_drawn_before_shadow_is_not_judged_by_what_comes_after(place: Place) -> None:
+    """Back in active, decisions are counted anew: the first has the same number as the first before."""
+    place.process(0, COMM)
+    said = Said(commit)
+    runner = place.runner(said=said)
+    for seen, greedy in ((1.0, False), (2.0, True), (3.0, False)):
+        drawn = due([0], observation=np.full((1, SIZE), seen, np.float32))
+        comm = comm_context(COMM, keys=[KEY], wanted=[RING], due=drawn, reward=[0.0])
+        said.context = partial(context, comm, version=VERSION, term=TERM, greedy=greedy)  # type: ignore[method-assign]
+        runner.sample()
+    stream = runner._streams._streams[COMM, KEY]
+    assert stream.observations[0][0] == 3.0
 
 
 class Looks(Said):
