@@ -1,6 +1,6 @@
 """A DDP or FSDP job on gloo whose communicators ask the plugin: one process, as `test_in_band.py` starts it.
 
-    python in_band_job.py RANK RANKS PORT STEPS OUT [explicit] [skew] [fsdp]
+    python in_band_job.py RANK RANKS STEPS OUT [explicit] [skew] [fsdp]
 
 Writes its losses and what each call of each communicator was told. ``without`` leaves DynamICCL out.
 """
@@ -23,11 +23,13 @@ KIB = 1 << 10
 
 
 def main() -> None:
-    rank, ranks, port, steps = (int(word) for word in sys.argv[1:5])
-    out, options = Path(sys.argv[5]), set(sys.argv[6:])
+    rank, ranks, steps = (int(word) for word in sys.argv[1:4])
+    out, options = Path(sys.argv[4]), set(sys.argv[5:])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    # Not on a port: one that was free may be another test's by then.
+    store = dist.FileStore(str(out.with_name("store")), ranks)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
     comms, told = {}, {}
     if "without" not in options:
         from trained import Trained

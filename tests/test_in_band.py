@@ -8,7 +8,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -67,9 +66,6 @@ def stage_for_ever(job: str, seed: int) -> None:
 
 
 def start(job: str, out: Path, steps: int, *options: str) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
     out.mkdir(exist_ok=True)
     env = os.environ | {
         "DYNAMICCL_JOB_ID": job,
@@ -77,7 +73,7 @@ def start(job: str, out: Path, steps: int, *options: str) -> list[subprocess.Pop
     }
     words = [sys.executable, str(HERE.with_name("in_band_job.py"))]
     return [
-        subprocess.Popen([*words, *map(str, (rank, RANKS, port, steps, out / f"{rank}.json")), *options], env=env)
+        subprocess.Popen([*words, *map(str, (rank, RANKS, steps, out / f"{rank}.json")), *options], env=env)
         for rank in range(RANKS)
     ]
 
