@@ -312,7 +312,8 @@ class RankRunner(PolicyRunner):
         limit = min(limit, IDLE_S) if self._failed else limit
         deadline = time.monotonic() + limit
         others = self._coordination.others_done(context.epoch)
-        watch_nap = max(QUIET_POLL_S, min([WATCH_POLL_S, *(rank.unseen_s for rank in self._serving.ranks)]))
+        watch_nap = min([WATCH_POLL_S, limit, *(rank.unseen_s for rank in self._serving.ranks)])
+        watch_nap = max(watch_nap, QUIET_POLL_S)
         nap = POLL_S
         while True:
             came = self._drain(waiting)
