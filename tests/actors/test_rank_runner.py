@@ -91,8 +91,9 @@ class Place:
             self.processes[-1].open(comm, ranks, rank)
         return self.processes[-1]
 
-    def runner(self, on_node: int = 1, said: Said | None = None) -> RankRunner:
-        experiment = small_experiment(self._job, fabric={"kind": "nccl", "processes": None, "rate_hz": None})
+    def runner(self, on_node: int = 1, said: Said | None = None, **settings: Any) -> RankRunner:
+        real = {"kind": "nccl", "processes": None, "rate_hz": None}
+        experiment = small_experiment(self._job, fabric=real, **settings)
         told = said or Said()
         config = ppo_config(experiment, coordination=lambda: told, per_node=on_node)
         runner = RankRunner(config=config)
@@ -347,3 +348,14 @@ def test_a_runner_that_watches_looks_as_seldom_as_its_rings_allow(
     runner._serving.ranks[0].rate_hz = rate_hz
     runner.sample()
     assert least <= said.n <= most, "in 1 s"
+
+
+def test_a_runner_that_watches_sleeps_no_longer_than_an_epoch_takes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.process(0, COMM)
+    runner = place.runner(said=Looks(watching=True), epochs={"watch_s": 0.05})
+    naps, sleep = [], time.sleep
+    monkeypatch.setattr("dynamiccl_ray.actors.rank_runner.time.sleep", lambda s: (naps.append(s), sleep(s)))
+    runner.sample()
+    assert 0 < max(naps) <= 0.05

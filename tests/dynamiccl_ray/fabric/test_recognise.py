@@ -111,6 +111,11 @@ def test_a_job_that_does_not_say_where_it_runs_is_told_what_one_that_says_is() -
     assert np.array_equal(found.prior, says.prior, equal_nan=True)
     assert found.context == Context(topology=says.context.topology), "the rest NCCL cannot know"
     assert recognised_of(says) is says
+    # Links are no cluster; what is said of them stands.
+    pcie = Context(topology=Topology(ranks=32, nodes=4, intra="pcie"))
+    links = recognised_of(replace(silent, context=pcie))
+    assert np.array_equal(links.prior if links.prior is not None else 0, says.prior, equal_nan=True)
+    assert links.context == pcie
     wrong = recognised_of(told_of(says, find_cluster("gh200-slingshot")))
     assert np.array_equal(wrong.prior if wrong.prior is not None else 0, says.prior, equal_nan=True)
     assert wrong.context == says.context
