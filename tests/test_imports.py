@@ -121,3 +121,18 @@ def test_the_command_line_starts_without_torch_or_ray() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_runner_does_not_import_torchs_compiler() -> None:
+    """RLlib has torch do so where a runner has a seed, and there are as many runners as there are nodes."""
+    code = (
+        "import sys\n"
+        "from dynamiccl_ray.actors.runner import Bystander\n"
+        "from dynamiccl_ray.config.experiment import Online\n"
+        "from dynamiccl_ray.trainers.online.learning import ppo_config\n"
+        "experiment = Online.model_validate({'name': 'x', 'seed': 1, 'fabric': {'kind': 'nccl'}})\n"
+        "Bystander(config=ppo_config(experiment, coordination=None))\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "False", done.stderr
