@@ -89,7 +89,7 @@ def switches(told: list[list[int]]) -> int:
     return sum(a != b for a, b in itertools.pairwise(first))
 
 
-STEPS = 400
+STEPS = 240
 
 
 @pytest.mark.parametrize(

@@ -102,29 +102,19 @@ def rigs(job: str, tmp_path: Path) -> Iterator[Any]:
         rig.job.__exit__(None, None, None)
 
 
-def test_a_killed_runner_comes_back_and_takes_its_ranks_again(rigs: Any) -> None:
+def test_killed_actors_come_back_and_take_their_ranks_again(rigs: Any) -> None:
     rig = rigs()
     rig.until("s['switches'] >= 10")
-    before = rig.job.progress().min()
-    os.kill(rig.pids_of_runners()[1], signal.SIGKILL)
-    rig.until("len(s['runners']) == 2 and s['ranks'] == 4")
-    assert rig.job.progress().min() > before, "training stood still"
-    switches = rig.status["switches"]
-    rig.until(f"s['switches'] >= {switches + 10}")
-    assert rig.finish() == 0
-
-
-def test_all_actors_that_are_killed_at_once_come_back(rigs: Any) -> None:
-    rig = rigs()
-    rig.until("s['switches'] >= 10")
-    before = rig.job.progress().min()
-    coordinator = ray.get(rig.backend._coordinator.__ray_call__.remote(pid_of))
-    for pid in (coordinator, *rig.pids_of_runners()):
-        os.kill(pid, signal.SIGKILL)
-    rig.until("len(s['runners']) == 2 and s['ranks'] == 4")
-    assert rig.job.progress().min() > before, "training stood still"
-    switches = rig.status["switches"]
-    rig.until(f"s['switches'] >= {switches + 10}")
+    for everyone in (False, True):
+        before, switches = rig.job.progress().min(), rig.status["switches"]
+        killed = rig.pids_of_runners()[1:]
+        if everyone:
+            killed = [ray.get(rig.backend._coordinator.__ray_call__.remote(pid_of)), *rig.pids_of_runners()]
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        rig.until("len(s['runners']) == 2 and s['ranks'] == 4")
+        assert rig.job.progress().min() > before, "training stood still"
+        rig.until(f"s['switches'] >= {switches + 10}")
     assert rig.finish() == 0
 
 

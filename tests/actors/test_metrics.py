@@ -104,8 +104,9 @@ def test_a_real_prometheus_scrapes_a_run(tmp_path: Path, job: str) -> None:
     experiment = small_experiment(
         job,
         fabric={"kind": "nccl", "intra": "pcie", "inter": "tcp", "processes": None, "rate_hz": None},
-        control={"learning": {"baseline_samples": 4, "draws": 4, "draw_samples": 1, "compares": 2}},
+        control={"learning": {"baseline_samples": 4, "draws": 4, "compares": 2, "compare_samples": 1}},
         stop={"rounds": 100_000},
+        ray={"runners_per_node": 1},
     )
     found: dict[str, Any] = {}
     servers: list[subprocess.Popen[bytes]] = []
@@ -125,7 +126,7 @@ def test_a_real_prometheus_scrapes_a_run(tmp_path: Path, job: str) -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     try:
-        with training(job, tmp_path / "job") as running:
+        with training(job, tmp_path / "job", rate_hz=50) as running:
             running.start()
             running.await_ranks()
             run_online(experiment, tmp_path / "run", progress=progress)

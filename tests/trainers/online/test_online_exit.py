@@ -45,6 +45,7 @@ def _attached(job: str, **stop: Any) -> Any:
         fabric={"kind": "nccl", "intra": "pcie", "inter": "tcp", "processes": None, "rate_hz": None},
         control={"learning": learning},
         stop=stop,
+        ray={"runners_per_node": 1},
     )
 
 

@@ -18,7 +18,7 @@ WINDOW = 256
 
 @pytest.mark.parametrize("overhead", [{}, {"max_percent": 100.0}, {"profile_one_in": 1}])
 def test_without_need_nothing_changes(tmp_path: Path, job: str, overhead: dict[str, float]) -> None:
-    summary = run_online(small_experiment(job, overhead=overhead), tmp_path, serial=True)
+    summary = run_online(small_experiment(job, overhead=overhead, stop={"rounds": 2}), tmp_path, serial=True)
     coverage = summary["coverage"]
     assert summary["dropped_records"] == 0
     assert coverage["not_profiled"] == coverage["lost"] == coverage["unheard"] == 0
@@ -29,7 +29,7 @@ def test_without_need_nothing_changes(tmp_path: Path, job: str, overhead: dict[s
 
 def test_learning_converges_where_an_eighth_is_profiled(tmp_path: Path, job: str) -> None:
     experiment = small_experiment(
-        job, overhead={"profile_one_in": 8}, stop={"rounds": None, "exploit_rounds_after_last_event": 4}
+        job, overhead={"profile_one_in": 8}, stop={"rounds": None, "exploit_rounds_after_last_event": 1}
     )
     summary = run_online(experiment, tmp_path, serial=True)
     ratio = summary["geomean_vs_oracle"]

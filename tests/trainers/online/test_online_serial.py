@@ -63,50 +63,25 @@ def _decisions(directory: Path) -> list[np.ndarray[Any, Any]]:
 def test_the_same_seed_gives_the_same_decisions_and_another_seed_others(tmp_path: Path, job: str) -> None:
     runs = {}
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run_online(small_experiment(job, seed=seed, stop={"rounds": 8}), tmp_path / name, serial=True)
+        run_online(small_experiment(job, seed=seed, stop={"rounds": 2}), tmp_path / name, serial=True)
         runs[name] = _decisions(tmp_path / name)
     for a, b in zip(runs["a"], runs["b"], strict=True):
         assert np.array_equal(a, b)
     assert any(not np.array_equal(a, c) for a, c in zip(runs["a"], runs["c"], strict=True))
 
 
-def test_while_it_learns_decisions_are_drawn_with_noise_of_their_own(
+def test_samples_and_every_term_are_written_down_and_their_sum_is_what_is_learned_from(
     tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[float] = []
-    decide = policy.decide
+    learned: list[float] = []
+    closed: list[Epoch] = []
+    decide, sample, add = policy.decide, RankRunner.sample, Recorder.add
 
     def listening(net: Any, obs: Any, features: Any, noise: Any = None) -> Any:
         assert noise is not None
         drawn.append(float(noise.sum()))
         return decide(net, obs, features, noise)
-
-    monkeypatch.setattr(policy, "decide", listening)
-    run_online(small_experiment(job), tmp_path, serial=True)
-    assert len(drawn) > 8
-    assert len(set(drawn)) > len(drawn) / 2
-
-
-def test_samples_carry_where_they_come_from(tmp_path: Path, job: str) -> None:
-    summary = run_online(small_experiment(job, seed=3), tmp_path, serial=True)
-    samples = read_samples(tmp_path)
-    assert len(samples["time_us"]) == summary["collectives"]
-    assert set(samples["run"]) == {summary["run"]}
-    assert set(samples["seed"]) == {3}
-    assert (samples["comm"] > 0).all()
-    assert len(np.unique(samples["version"])) == summary["switches"] + 1
-    assert (samples["version"][samples["phase"] == "baseline"] == 0).all()
-    assert (samples["pair"][samples["phase"] == "baseline"] == 0).all()
-    assert (np.diff(samples["dseq"]) > 0).all()
-    assert json.loads((tmp_path / "summary.json").read_text())["run"] == summary["run"]
-
-
-def test_every_term_is_written_down_and_their_sum_is_what_is_learned_from(
-    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    learned: list[float] = []
-    closed: list[Epoch] = []
-    sample, add = RankRunner.sample, Recorder.add
 
     def sampled(self: RankRunner, **options: Any) -> Any:
         episodes = sample(self, **options)
@@ -118,10 +93,25 @@ def test_every_term_is_written_down_and_their_sum_is_what_is_learned_from(
             closed.append(epoch)
         add(self, epoch)
 
+    monkeypatch.setattr(policy, "decide", listening)
     monkeypatch.setattr(RankRunner, "sample", sampled)
     monkeypatch.setattr(Recorder, "add", added)
-    experiment = small_experiment(job, reward={"switch": 0.01, "tier": 0.0}, stop={"rounds": 6})
+    experiment = small_experiment(job, seed=3, reward={"switch": 0.01, "tier": 0.0}, stop={"rounds": 6})
     summary = run_online(experiment, tmp_path, serial=True)
+    assert len(drawn) > 8
+    assert len(set(drawn)) > len(drawn) / 2, "decisions have noise of their own"
+
+    samples = read_samples(tmp_path)
+    assert len(samples["time_us"]) == summary["collectives"]
+    assert set(samples["run"]) == {summary["run"]}
+    assert set(samples["seed"]) == {3}
+    assert (samples["comm"] > 0).all()
+    assert len(np.unique(samples["version"])) == summary["switches"] + 1
+    assert (samples["version"][samples["phase"] == "baseline"] == 0).all()
+    assert (samples["pair"][samples["phase"] == "baseline"] == 0).all()
+    assert (np.diff(samples["dseq"]) > 0).all()
+    assert json.loads((tmp_path / "summary.json").read_text())["run"] == summary["run"]
+
     totals = np.concatenate([total(e.terms) for e in closed])
     assert len(learned) > 100
     assert np.isin(np.round(learned, 9), np.round(totals[np.isfinite(totals)], 9)).all()
@@ -188,7 +178,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:
 
 def test_an_event_comes_at_the_collective_it_was_told(tmp_path: Path, job: str) -> None:
     events = [{"at_collective": 700, "link_bandwidth": 0.5}, {"at_collective": 1000, "swap_nodes": 16}]
-    summary = run_online(small_experiment(job, fabric={"events": events}), tmp_path, serial=True)
+    summary = run_online(small_experiment(job, fabric={"events": events}, stop={"rounds": 2}), tmp_path, serial=True)
     assert [event["at"] for event in summary["events"]] == [701, 1016], (
         "of the step that it falls into, or comes before"
     )
@@ -202,7 +192,7 @@ def test_an_event_comes_at_the_collective_it_was_told(tmp_path: Path, job: str) 
 
 @pytest.mark.parametrize("mode", ["observe", "shadow"])
 def test_observe_and_shadow_change_nothing(tmp_path: Path, job: str, mode: str) -> None:
-    summary = run_online(small_experiment(job, mode=mode, stop={"rounds": 5}), tmp_path, serial=True)
+    summary = run_online(small_experiment(job, mode=mode, stop={"rounds": 2}), tmp_path, serial=True)
     for rank in range(4):
         assert (read_log(tmp_path / "job" / f"log.{rank}")["own"] == 1).all()
     assert summary["collectives"] > 0
