@@ -81,8 +81,8 @@ def test_a_plugin_of_another_build_is_named_once_and_left_alone(
     struct.pack_into("<I", foreign, 32, 1)
     path = tmp_path / f"dynamiccl-{job}-{os.getpid()}-0"
     path.write_bytes(foreign)
-    attached = small_experiment(job, fabric={"kind": "nccl", "processes": None, "rate_hz": None}, stop={"rounds": 2})
-    run_online(attached, tmp_path / "run", serial=True)
+    real, short = {"kind": "nccl", "processes": None, "rate_hz": None}, {"per_round": 2}
+    run_online(small_experiment(job, fabric=real, epochs=short, stop={"rounds": 2}), tmp_path / "run", serial=True)
     said = [r.getMessage() for r in caplog.records if "channel ABI 99" in r.getMessage()]
     assert len(said) == 1
     assert str(path) in said[0]
