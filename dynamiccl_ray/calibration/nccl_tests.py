@@ -28,15 +28,21 @@ _HEADER: Final = re.compile(
 # The header of rccl-tests -O 0, without times out of place.
 _IN_PLACE: Final = re.compile(r"^[ \t]*#\s+size\s+count\s+type(?!.*\btime\b.*\btime\b)", re.MULTILINE)
 _BEGINS: Final = re.compile(r"\s*#\s+(nThread|Collective test starting)\b")
+# What a run says before its table, and where it fails before it has one.
+_OF_A_START: Final = re.compile(
+    r"\s*#\s+(nThread|Collective test starting|Using devices|Rank\s)|.*NCCL (INFO|WARN) |.*\bTest (\w+ )?failure\b"
+)
 # A line of the table, what nccl-tests says behind it, and NCCL's own lines.
 _OF_A_RUN: Final = re.compile(r"\s*\d|\s*#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
 _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
 _COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
 # On a command line, or in a printed environment. What a shell exports holds for all runs that follow.
-_WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=([^\s'\"`]*[^\s'\"`,.;:)])")
-_EXPORTS: Final = re.compile(r"\b(?:export|unset) .*")
-_EXPORTED: Final = re.compile(r"\bNCCL_([A-Z]\w*)(?:=([^\s'\"]*)|(?![^\s'\"]))")
+_WRITTEN: Final = re.compile(r"\bNCCL_(\w+)=['\"]?((?:(?!,NCCL_)[^\s'\"`])*[^\s'\"`,.;:)])")
+_EXPORTS: Final = re.compile(r"\b(?:export|unset|declare -x) .*")
+_EXPORTED: Final = re.compile(r"\bNCCL_([A-Z]\w*)(?:=['\"]?([^\s'\"]*)|(?![^\s'\"]))")
+# Named, but not to say that it is empty.
+_NAMED: Final = re.compile(r"\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)\b(?!=(?:''|\"\")?(?:\s|$))")
 # A run's own command, or a setting that it names, if only to say that it is empty.
 _SHOWS: Final = re.compile(r"^(?![ \t]*#).*_perf\b|\bNCCL_(ALGO|PROTO|MIN_NCHANNELS|MAX_NCHANNELS)\b", re.MULTILINE)
 _AFTER_OTHERS: Final = (
@@ -146,8 +152,12 @@ def _rows(path: Path, text: str, first: int) -> Iterator[tuple[str, str, str, st
         why = "times of the CPU, not of the collective; run it without -C" if of_cpu else ""
         if not all(map(_NUMBER.fullmatch, words[position : position + 3])):
             why = why or "lines that other output cuts"
+        if of_wrong is not None and len(words) <= of_wrong:
+            why = why or "lines that other output cuts"
         if of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
             why = why or "results that were wrong"
+        if not why and not float(words[position]):
+            why = "a time of 0"
         yield f"{path}, line {number}", words[0], words[position], why
 
 
@@ -176,9 +186,9 @@ def _whole_lines(text: str, first: int) -> Iterator[tuple[int, str]]:
 def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
     """What NCCL was told in one run, as columns; and why that says nothing of what was forced, if it does not."""
     found = dict(_SET.findall(text))
+    sure = bool(found) or ("NCCL INFO" in text and not _ASKED_FOR.search(text))
     said = found or {name: value for name, value in exported.items() if value} | dict(_WRITTEN.findall(text))
     forced = {name: said.pop(name).lower() for name in _FORCED if name in said}
-    silent = not found and not forced and ("NCCL INFO" not in text or _ASKED_FOR.search(text))
     if tuner := _TUNER.search(text):
         said = {"TUNER_PLUGIN": tuner[1]} | said
     channels = forced.get("MAX_NCHANNELS", "")
@@ -199,8 +209,11 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
     for name in _FORCED[:2]:
         if not re.fullmatch(r"\w+", value := forced.get(name, "default")):
             return columns, f"NCCL_{name}={value}, which is not one value"
-    if silent and any(map(_WORD_OF_A_SETTING.fullmatch, re.findall(r"[a-z0-9]+", called.lower()))):
+    if not sure and not forced and any(map(_WORD_OF_A_SETTING.fullmatch, re.findall(r"[a-z0-9]+", called.lower()))):
         return columns, _ONLY_NAMED
+    unread = set(_NAMED.findall(text)) - {name for name, _ in _WRITTEN.findall(text)} - exported.keys()
+    if unread and not sure:
+        return columns, f"it names NCCL_{min(unread)}, and not what it was; write NCCL_{min(unread)}=... before its table"
     return columns, None
 
 
@@ -235,16 +248,20 @@ def _text(path: Path) -> str:
 
 def _runs(text: str) -> Iterator[tuple[int, str]]:
     """The number of the first line of each run in a file, and its text: one begins behind the table of the one before,
-    with the command that started it, or else with its header."""
+    or behind what that has said if it failed before it had a table, with the command that started it, or else with its
+    header."""
     lines = text.splitlines()
     begin = end = 0
-    table = False
+    table, begun = False, set[str]()
     for at, line in enumerate(lines):
-        if table and _BEGINS.match(line):
+        begins = _BEGINS.match(line)
+        if begins and (table or begins[1] in begun):
             yield begin + 1, "\n".join(lines[begin:end])
-            begin, table = end, False
+            begin, table, begun = end, False, set()
+        if begins:
+            begun.add(begins[1])
         table = table or bool(_HEADER.match(line))
-        if table and (_HEADER.match(line) or _OF_A_RUN.match(line)):
+        if table and (_HEADER.match(line) or _OF_A_RUN.match(line)) or not table and _OF_A_START.match(line):
             end = at + 1
     yield begin + 1, "\n".join(lines[begin:])
 

@@ -414,3 +414,50 @@ def test_the_folder_of_an_older_log_may_say_which_collective(tmp_path: Path) -> 
     # What the numbers say goes before that.
     (tmp_path / "All_Gather" / "2n.txt").write_text(older.replace("    none      -1", "     sum       0"))
     assert set(read_library(tmp_path).machines[0].collective.tolist()) == {Collective.REDUCE}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        'NCCL_ALGO="Ring" NCCL_PROTO="LL" mpirun all_gather_perf',
+        "mpirun -x NCCL_ALGO='Ring' -x \"NCCL_PROTO=LL\" all_gather_perf",
+        'declare -x NCCL_ALGO="Ring"\ndeclare -x NCCL_PROTO="LL"',
+        'export NCCL_ALGO="Ring" NCCL_PROTO="LL"',
+        "srun --export=ALL,NCCL_ALGO=Ring,NCCL_PROTO=LL all_gather_perf",
+    ],
+)
+def test_quotes_and_commas_around_what_was_forced_are_not_of_it(tmp_path: Path, command: str) -> None:
+    assert set(_read(tmp_path, mine=f"{command}\n{SILENT}")[""].settings) == {"ring/ll"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["setenv NCCL_ALGO Ring", "mpirun -genv NCCL_ALGO Ring all_gather_perf", "mpirun -x NCCL_ALGO x", "NCCL_ALGO: Ring"],
+)
+def test_a_setting_that_is_named_and_not_understood_is_not_nccls_own_choice(tmp_path: Path, command: str) -> None:
+    assert set(_read(tmp_path, default=SILENT, mine=f"{command}\n{SILENT}")[""].source) == {"default"}
+    (why,) = read_library(tmp_path).skipped
+    assert "it names NCCL_ALGO, and not what it was" in why
+    # Where NCCL itself says what is set, it says so of this, too.
+    free = LOG.replace("NCCL_ALGO set by environment to Ring", "Bootstrap: Using eth0").replace("NCCL_PROTO set", "Set")
+    assert set(_read(tmp_path, mine=f"{command}\n{free}")[""].source) == {"default", "mine"}
+
+
+def test_a_run_that_failed_before_it_had_a_table_says_nothing_of_the_next(tmp_path: Path) -> None:
+    start = LOG[: LOG.index("#\n#      ")]
+    failed = start.replace("all_gather", "all_reduce").replace("node-b", "node-a")
+    failed = f"NCCL_PROTO=Simple mpirun all_reduce_perf\n{failed}node-a: Test NCCL failure common.cu:958 'no'\n"
+    read = _read(tmp_path, mine=failed + "NCCL_ALGO=Tree mpirun all_gather_perf\n" + SILENT)[""]
+    assert set(read.settings) == {"tree/any"}
+    assert set(read.collective) == {Collective.ALL_GATHER}
+    assert set(read.nodes) == {2}
+    (why,) = read_library(tmp_path).skipped
+    assert "no line of a table" in why
+
+
+def test_a_cut_line_is_not_a_wrong_result_and_no_time_is_none(tmp_path: Path) -> None:
+    cut = LOG[: LOG.index("      0    87.02")]
+    assert _read(tmp_path, mine=cut)[""].time_us.tolist() == [21.5]
+    assert list(read_library(tmp_path).skipped) == ["mine.log: lines that other output cuts"]
+    assert _read(tmp_path, mine=LOG.replace("88.13", " 0.00"))[""].time_us.tolist() == [21.5]
+    assert list(read_library(tmp_path).skipped) == ["mine.log: a time of 0"]
