@@ -211,6 +211,8 @@ class NcclJob:
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
+                    # Ctrl-C is for who started them: ranks that end by themselves end at different steps, and wait.
+                    process_group=0,
                 )
             self._processes.append(_Process(first=first, last=last, popen=popen, log=log, stderr=stderr))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -90,6 +91,38 @@ def test_what_is_wrong_with_static_tables_is_one_line(tmp_path: Path, run: Run, 
     assert code == 2
     assert says in said.replace(f"{tmp_path}/", "")
     assert not (tmp_path / "t").exists()
+
+
+def test_every_table_is_checked_whatever_another_is_like(tmp_path: Path, run: Run) -> None:
+    bad, good, none = (str(tmp_path / name) for name in ("bad", "good", "none"))
+    Path(bad).write_text("nonsense\n")
+    Path(good).write_text(GOOD)
+    Path(good).chmod(0o644)
+    code, said, _ = run("table", "check", bad, good, none, "--json")
+    assert code == 2
+    assert [of["table"] for of in json.loads(said)] == [bad, good, none]
+    refused = [of["refused"] for of in json.loads(said)]
+    assert "a table begins with" in refused[0]
+    assert refused[1:] == [None, "No such file or directory"]
+    code, said, errors = run("table", "check", bad, good)
+    assert code == 2
+    assert "2 keys" in said
+    assert f"{bad}:1: a table begins" in errors
+
+
+def test_a_link_is_followed_and_what_is_no_file_stays_what_it_is(tmp_path: Path, run: Run) -> None:
+    good, link, there, pipe = (tmp_path / name for name in ("good", "link", "there", "pipe"))
+    good.write_text(GOOD)
+    there.write_text("")
+    link.symlink_to(there)
+    os.mkfifo(pipe)
+    assert run("merge", str(good), "--out", str(link))[0] == 0
+    assert link.is_symlink()
+    assert "name=dp" in there.read_text()
+    code, _, said = run("merge", str(good), "--out", str(pipe))
+    assert code == 2
+    assert "is no regular file; name another with --out" in said
+    assert pipe.is_fifo()
 
 
 def test_a_static_table_has_variables_of_its_own_and_is_looked_at_by_doctor(

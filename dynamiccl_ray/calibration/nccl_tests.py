@@ -213,7 +213,10 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
         return columns, _ONLY_NAMED
     unread = set(_NAMED.findall(text)) - {name for name, _ in _WRITTEN.findall(text)} - exported.keys()
     if unread and not sure:
-        return columns, f"it names NCCL_{min(unread)}, and not what it was; write NCCL_{min(unread)}=... before its table"
+        return (
+            columns,
+            f"it names NCCL_{min(unread)}, and not what it was; write NCCL_{min(unread)}=... before its table",
+        )
     return columns, None
 
 
@@ -261,7 +264,7 @@ def _runs(text: str) -> Iterator[tuple[int, str]]:
         if begins:
             begun.add(begins[1])
         table = table or bool(_HEADER.match(line))
-        if table and (_HEADER.match(line) or _OF_A_RUN.match(line)) or not table and _OF_A_START.match(line):
+        if _HEADER.match(line) or (_OF_A_RUN if table else _OF_A_START).match(line):
             end = at + 1
     yield begin + 1, "\n".join(lines[begin:])
 

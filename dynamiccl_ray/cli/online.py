@@ -27,6 +27,7 @@ Serial = Annotated[bool, typer.Option("--serial", help="One process, no Ray, rep
 def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None, as_json: bool) -> None:
     from dynamiccl_ray.report.page import write_report
     from dynamiccl_ray.report.terminal import terminal_table
+    from dynamiccl_ray.trainers.online.ending import Ending
     from dynamiccl_ray.trainers.online.run import run_online
 
     directory = directory_for(out, experiment.name)
@@ -39,21 +40,23 @@ def _run(experiment: Any, out: Path | None, *, serial: bool, resume: Path | None
             progress=_progress(status.update),
             say=lambda what: console.print(what, highlight=False),
         )
-        status.update("writing the report")
-        try:
-            report = str(write_report(directory))
-        except OSError as e:
-            report = f"not written: {e}"
-    summary["report"] = report
-    if as_json:
-        emit(summary)
-        return
-    out_console = stdout()
-    out_console.print(terminal_table(summary))
-    for line in _verdict(summary):
-        out_console.print(line, highlight=False)
-    out_console.print(f"report: {report}", highlight=False, soft_wrap=True)
-    say_where(directory, f"dynamiccl report {experiment.job}")
+    # Whoever tells a run to end may do so twice.
+    with Ending():
+        with console.status("writing the report"):
+            try:
+                report = str(write_report(directory))
+            except OSError as e:
+                report = f"not written: {e}"
+        summary["report"] = report
+        if as_json:
+            emit(summary)
+            return
+        out_console = stdout()
+        out_console.print(terminal_table(summary))
+        for line in _verdict(summary):
+            out_console.print(line, highlight=False)
+        out_console.print(f"report: {report}", highlight=False, soft_wrap=True)
+        say_where(directory, f"dynamiccl report {experiment.job}")
 
 
 def _progress(show: Callable[[str], None]) -> Callable[[dict[str, Any]], None]:

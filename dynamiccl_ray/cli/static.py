@@ -101,9 +101,7 @@ def check(
     as_json: AsJson = False,
 ) -> None:
     """Read static tables as the plugin does: what each block matches, and the digest that the plugin logs of it."""
-    from dynamiccl_ray.static.blocks import read_blocks, unsafe
-
-    checked = [(path, read_blocks(path), unsafe(path.absolute())) for path in tables]
+    checked = [(path, *_checked(path)) for path in tables]
     if as_json:
         emit(
             [
@@ -115,8 +113,21 @@ def check(
         if not as_json:
             _show(str(path), blocks)
         if problem:
-            console.print(Text.assemble(("error:", "bold red"), f" {path}: {problem}"), soft_wrap=True)
+            # One in a line has its number before it.
+            said = f" {path}:{problem}" if problem[0].isdecimal() else f" {path}: {problem}"
+            console.print(Text.assemble(("error:", "bold red"), said), soft_wrap=True)
     raise typer.Exit(2 if any(problem for _, _, problem in checked) else 0)
+
+
+def _checked(path: Path) -> tuple[list[Block], str]:
+    """A table's blocks, and why the plugin refuses it, if it does."""
+    from dynamiccl_ray.errors import ConfigError
+    from dynamiccl_ray.static.blocks import read_blocks, unsafe
+
+    try:
+        return read_blocks(path), unsafe(path.absolute())
+    except ConfigError as e:
+        return [], str(e).removeprefix(f"{path}:").strip()
 
 
 def _about(blocks: list[Block]) -> list[dict[str, Any]]:

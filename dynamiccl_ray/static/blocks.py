@@ -151,7 +151,11 @@ def text_of(blocks: Iterable[Block]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all, and so that nobody else may write to it. Raises ConfigError where there is no way."""
+    """Whole or not at all, and so that nobody else may write to it. Raises ConfigError where there is no way, and for
+    what is there and is no file: a device would be one afterwards."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is no regular file; name another with --out")
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         unfinished.write_text(text)

@@ -106,6 +106,17 @@ def test_rate(job: MakeJob) -> None:
     assert 0.4 < time.monotonic() - started < 10
 
 
+def test_ctrl_c_in_a_terminal_is_not_for_the_ranks(job: MakeJob) -> None:
+    """It goes to a whole group of processes. Ranks that end because of it would do so at different steps, and those
+    that are ahead wait for the others."""
+    run_ = job(dummy_play(PAIR[:1], steps=100, rate_hz=200.0))
+    run_.start()
+    run_.await_ranks()
+    pids = {int(word) & 0xFFFFFFFF for word in run_._page.pid_and_state}
+    assert os.getpgrp() not in {os.getpgid(pid) for pid in pids}
+    run_.stop()
+
+
 def test_ranks_that_wait_for_a_late_one_leave_it_the_processor(rig: Rig, tmp_path: Path) -> None:
     """Twenty that wake up every 50 us, each in two threads, take two cores from the one that they wait for."""
     with training(rig.job_id, tmp_path / "job", ranks_per_node=1, comms=(0,), rate_hz=100) as run_:

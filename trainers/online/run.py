@@ -86,22 +86,42 @@ def run_online(
     exactly. ``resume`` is the directory of an earlier run to go on from; where it is ``directory``, and the job is
     still the same, what was recorded stays. Raises ConfigError for bad input and RunError if the run cannot go on.
     """
+    # To its end: a second signal costs nothing that the first has saved.
+    with Ending() as ending:
+        return _served(ending, experiment, directory, serial=serial, resume=resume, progress=progress, say=say)
+
+
+def _served(
+    ending: Ending,
+    experiment: Online,
+    directory: Path,
+    *,
+    serial: bool,
+    resume: Path | None,
+    progress: Progress,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
-    fabric = _played(experiment, say)
+    with ending.interruptible():
+        fabric = _played(experiment, say)
+        warm = read_earlier(experiment.warm)
     # Runs of two jobs may begin in the same second from one YAML, and on one cluster a name is that of one run.
     run = f"{experiment.name}-{experiment.seed}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    plan = replace(plan_of(experiment, run, fabric), earlier=read_earlier(experiment.warm))
+    plan = replace(plan_of(experiment, run, fabric), earlier=warm)
     earlier = read_checkpoint(resume) if resume is not None else None
     (directory / "experiment.json").write_text(experiment.model_dump_json(indent=1))
     remove_stale(experiment.job)
     _refuse_a_second(experiment.job)
     started, disk = time.monotonic(), Disk()
     with contextlib.ExitStack() as stack:
-        job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
+        with ending.interruptible():
+            job = stack.enter_context(_job(experiment, fabric, directory)) if fabric else None
+        here = resume is not None and resume.resolve() == directory.resolve()
         # A job that is played begins anew with its run.
-        goes_on = resume is not None and resume.resolve() == directory.resolve() and job is None
+        goes_on = here and job is None
+        if not here:
+            _forget(directory)
         recorder = stack.enter_context(Recorder(directory, run, experiment.seed, disk, goes_on=goes_on))
-        ending = stack.enter_context(Ending())
         backend: Backend
         with ending.interruptible():
             if serial:
@@ -167,6 +187,8 @@ def run_online(
                 checkpoint_at = status.round + CHECKPOINT_ROUNDS
                 _write_checkpoint(directory, disk, backend)
             progress({**status.as_dict(), "events": events.done, "seconds": time.monotonic() - started})
+        if ending.told:
+            say("told to end: what was found out is written")
         status = status if job is not None else _release(experiment, backend, status, say)
         record()
         left = _write_checkpoint(directory, disk, backend)
@@ -183,6 +205,12 @@ def run_online(
     text = json.dumps(summary, indent=1, allow_nan=False)
     disk.write("summary.json", lambda: (directory / "summary.json").write_text(text))
     return summary
+
+
+def _forget(directory: Path) -> None:
+    """What another run wrote at its end: readers would take it for this one's until that ends, too."""
+    for name in (CHECKPOINT, "summary.json", "report.html", "summary.png"):
+        (directory / name).unlink(missing_ok=True)
 
 
 def _played(experiment: Online, say: Callable[[str], None]) -> Played | None:

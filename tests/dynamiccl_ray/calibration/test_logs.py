@@ -432,7 +432,12 @@ def test_quotes_and_commas_around_what_was_forced_are_not_of_it(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     "command",
-    ["setenv NCCL_ALGO Ring", "mpirun -genv NCCL_ALGO Ring all_gather_perf", "mpirun -x NCCL_ALGO x", "NCCL_ALGO: Ring"],
+    [
+        "setenv NCCL_ALGO Ring",
+        "mpirun -genv NCCL_ALGO Ring all_gather_perf",
+        "mpirun -x NCCL_ALGO x",
+        "NCCL_ALGO: Ring",
+    ],
 )
 def test_a_setting_that_is_named_and_not_understood_is_not_nccls_own_choice(tmp_path: Path, command: str) -> None:
     assert set(_read(tmp_path, default=SILENT, mine=f"{command}\n{SILENT}")[""].source) == {"default"}

@@ -26,6 +26,7 @@ from dynamiccl_ray.plugin_bridge.channel import Channel
 from dynamiccl_ray.plugin_bridge.nccl_job import read_log
 from dynamiccl_ray.plugin_bridge.segments import segments
 from dynamiccl_ray.report.page import write_report
+from dynamiccl_ray.trainers.online import run as online
 from dynamiccl_ray.trainers.online.backends import SerialBackend
 from dynamiccl_ray.trainers.online.explain import explain_run
 from dynamiccl_ray.trainers.online.recorder import Recorder, read_rewards, read_samples
@@ -252,6 +253,36 @@ def test_an_interrupt_in_the_first_round_ends_in_a_summary(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SerialBackend, "round", interrupted)
-    summary = run_online(small_experiment(job), tmp_path, serial=True)
+    # What another run has left here would be taken for this one's.
+    (tmp_path / "report.html").write_text("another's")
+    said: list[str] = []
+    summary = run_online(small_experiment(job), tmp_path, serial=True, say=said.append)
     assert (summary["rounds"], summary["epochs"], summary["keys"]) == (0, 0, [])
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert not (tmp_path / "report.html").exists()
+    assert "told to end: what was found out is written" in said
+
+
+def test_who_tells_a_run_to_end_twice_loses_nothing(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    summarise = online.summarise
+
+    def interrupted(*of: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        return summarise(*of)
+
+    monkeypatch.setattr(online, "summarise", interrupted)
+    summary = run_online(small_experiment(job, stop={"rounds": 1}), tmp_path, serial=True)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert summary["rounds"] == 1
+
+
+def test_a_run_that_is_told_to_end_before_its_ranks_are_there_starts_none(
+    tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(online, "remove_stale", told)
+    with pytest.raises(KeyboardInterrupt):
+        run_online(small_experiment(job), tmp_path, serial=True)
+    assert not list(segments(job))
