@@ -34,6 +34,8 @@ _OF_A_START: Final = re.compile(
 )
 # A line of the table, what nccl-tests says behind it, and NCCL's own lines.
 _OF_A_RUN: Final = re.compile(r"\s*\d|\s*#\s+(Out of bounds|Avg bus|Collective test concluded)|.*NCCL INFO")
+# Of an older nccl-tests no line says how many of its results were wrong.
+_FAILED: Final = re.compile(r"Out of bounds values\s*:\s*\d+\s+FAILED")
 _STARTED: Final = re.compile(r"Collective test starting:\s*(\w+)_perf")
 _COMMAND: Final = re.compile(r"\b([a-z_]+)_perf(?:_mpi)?\b")
 _SET: Final = re.compile(r"NCCL_(\w+) set by environment to (\S+?)\.?\s*$", re.MULTILINE)
@@ -139,8 +141,9 @@ def read_nccl_tests(path: Path, within: Path, skipped: Counter[str]) -> Iterable
 
 def _rows(path: Path, text: str, first: int) -> Iterator[tuple[str, str, str, str]]:
     """(where, size, time, why it is not to be believed) of every line of a run's table."""
-    position = of_wrong = None
+    position = of_wrong = alike = None
     of_cpu = False
+    failed = _FAILED.search(text) is not None
     for number, line in _whole_lines(text, first):
         if header := _HEADER.match(line):
             position = _time_at(header)
@@ -154,10 +157,16 @@ def _rows(path: Path, text: str, first: int) -> Iterator[tuple[str, str, str, st
             why = why or "lines that other output cuts"
         if of_wrong is not None and len(words) <= of_wrong:
             why = why or "lines that other output cuts"
-        if of_wrong is not None and words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
+        if failed if of_wrong is None else words[of_wrong : of_wrong + 1] not in (["0"], ["N/A"]):
             why = why or "results that were wrong"
         if not why and not float(words[position]):
             why = "a time of 0"
+        # What is behind the count: the type, and what the header names of operation and root.
+        alike = alike or words[2:position]
+        if words[2:position] != alike:
+            why = (
+                why or f"types, operations or roots other than {' '.join(alike)}, the first; put them into other files"
+            )
         yield f"{path}, line {number}", words[0], words[position], why
 
 

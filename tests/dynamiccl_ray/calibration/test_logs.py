@@ -466,3 +466,18 @@ def test_a_cut_line_is_not_a_wrong_result_and_no_time_is_none(tmp_path: Path) ->
     assert list(read_library(tmp_path).skipped) == ["mine.log: lines that other output cuts"]
     assert _read(tmp_path, mine=LOG.replace("88.13", " 0.00"))[""].time_us.tolist() == [21.5]
     assert list(read_library(tmp_path).skipped) == ["mine.log: a time of 0"]
+
+
+def test_of_several_types_and_operations_the_first_counts(tmp_path: Path) -> None:
+    row = next(line for line in LOG.splitlines() if line.startswith("        1024"))
+    other = row.replace(" float", "  half").replace("21.50", "35.00")
+    assert _read(tmp_path, mine=LOG.replace(row, f"{row}\n{other}"))[""].time_us.tolist() == [21.5, 88.13]
+    (why,) = read_library(tmp_path).skipped
+    assert "other than float none -1, the first" in why
+
+
+def test_results_that_an_older_log_calls_wrong_are_left_out(tmp_path: Path) -> None:
+    failed = SILENT.replace(" #wrong", "  error").replace("values : 0 OK", "values : 12 FAILED")
+    assert set(_read(tmp_path, a=SILENT, b=failed)[""].source) == {"a"}
+    # Where each line says it, those that are right are right.
+    assert set(_read(tmp_path, b=SILENT.replace("values : 0 OK", "values : 12 FAILED"))[""].source) == {"a", "b"}
