@@ -162,11 +162,10 @@ def _rows(path: Path, text: str, first: int) -> Iterator[tuple[str, str, str, st
         if not why and not float(words[position]):
             why = "a time of 0"
         # What is behind the count: the type, and what the header names of operation and root.
-        alike = alike or words[2:position]
-        if words[2:position] != alike:
-            why = (
-                why or f"types, operations or roots other than {' '.join(alike)}, the first; put them into other files"
-            )
+        if not why:
+            alike = alike or words[2:position]
+            if words[2:position] != alike:
+                why = f"types, operations or roots other than {' '.join(alike)}, the first; run them apart"
         yield f"{path}, line {number}", words[0], words[position], why
 
 
@@ -222,10 +221,8 @@ def _told(called: str, text: str, exported: Mapping[str, str]) -> tuple[dict[str
         return columns, _ONLY_NAMED
     unread = set(_NAMED.findall(text)) - {name for name, _ in _WRITTEN.findall(text)} - exported.keys()
     if unread and not sure:
-        return (
-            columns,
-            f"it names NCCL_{min(unread)}, and not what it was; write NCCL_{min(unread)}=... before its table",
-        )
+        name = f"NCCL_{min(unread)}"
+        return columns, f"it names {name}, and not what it was; write {name}=... before its table"
     return columns, None
 
 

@@ -474,6 +474,9 @@ def test_of_several_types_and_operations_the_first_counts(tmp_path: Path) -> Non
     assert _read(tmp_path, mine=LOG.replace(row, f"{row}\n{other}"))[""].time_us.tolist() == [21.5, 88.13]
     (why,) = read_library(tmp_path).skipped
     assert "other than float none -1, the first" in why
+    # What was cut is the first of nothing.
+    cut = row.replace("none      -1    21.50", "no 21.50")
+    assert _read(tmp_path, mine=LOG.replace(row, cut))[""].time_us.tolist() == [88.13]
 
 
 def test_results_that_an_older_log_calls_wrong_are_left_out(tmp_path: Path) -> None:
