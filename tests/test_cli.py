@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -137,6 +138,18 @@ def _exports(run: Path, tmp_path: Path, in_force: dict[str, str]) -> None:
     said = {key_name(key): entry_text(block.entries[key]) for key in np.flatnonzero(block.entries["set"]).tolist()}
     assert said == {key: action for key, action in in_force.items() if action != "nccl"}
     assert said
+
+
+def test_ctrl_c_while_the_report_is_written_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def written(directory: Path) -> Path:
+        os.kill(os.getpid(), signal.SIGINT)
+        return directory / "report.html"
+
+    monkeypatch.setattr("dynamiccl_ray.trainers.online.run.run_online", lambda *_, **__: {"rounds": 2})
+    monkeypatch.setattr("dynamiccl_ray.report.page.write_report", written)
+    out = tmp_path / "run"
+    said = json.loads(_here("online", str(_yaml(tmp_path / "x.yaml")), "--serial", "--json", "--out", str(out)))
+    assert said == {"rounds": 2, "report": str(out / "report.html")}
 
 
 def test_plugin_path_and_env_name_what_is_there() -> None:

@@ -164,7 +164,7 @@ def test_a_job_that_reports_its_steps_is_rewarded_for_them(tmp_path: Path, job: 
     assert terms["learn"]["fault"] == 0
 
 
-def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:
+def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str, monkeypatch: pytest.MonkeyPatch) -> None:
     often = {"per_round": 4}
     first = run_online(small_experiment(job, epochs=often, stop={"rounds": 5}), tmp_path / "a", serial=True)
     goes_on = small_experiment(job, epochs=often, stop={"rounds": 8})
@@ -175,6 +175,14 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path, job: str) -> None:
     assert second["agreement_violations"] == 0
     with pytest.raises(ConfigError, match="not a run to resume from"):
         run_online(small_experiment(job), tmp_path / "c", serial=True, resume=tmp_path / "nowhere")
+
+    def fails(_: SerialBackend) -> Status:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(SerialBackend, "round", fails)
+    with pytest.raises(ZeroDivisionError):
+        run_online(goes_on, tmp_path / "a", serial=True, resume=tmp_path / "a")
+    assert (tmp_path / "a" / "checkpoint.pt").is_file(), "what it went on from is there until it has one of its own"
 
 
 def test_an_event_comes_at_the_collective_it_was_told(tmp_path: Path, job: str) -> None:
