@@ -71,7 +71,9 @@ def export_run(run: Path, *, everything: bool = False, any_name: bool = False, b
     blocks = [_block(shape, same, between, warnings) for shape, same in by_shape.items()]
     blocks = [block for block in blocks if block.entries["set"].any()]
     if not blocks:
-        why = "; ".join(warnings) or "NCCL's own choice was the best of every key"
+        others = np.delete(coordinator.loop.evidence.samples, OWN_ACTION, -1).any()
+        best = "was the best of every key" if others else "is all that it has measured"
+        why = "; ".join(warnings) or f"NCCL's own choice {best}"
         raise ConfigError(f"{run}: nothing to export: {why}")
     return Exported(blocks=blocks, warnings=warnings)
 

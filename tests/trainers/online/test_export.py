@@ -104,8 +104,11 @@ def test_what_is_left_out_is_said(run: Any) -> None:
 
 
 def test_nothing_to_export_is_an_error(run: Any) -> None:
-    with pytest.raises(ConfigError, match="run: nothing to export: NCCL's own choice was the best of every key"):
+    # As a run that only observes does.
+    with pytest.raises(ConfigError, match="run: nothing to export: NCCL's own choice is all that it has measured"):
         export.export_run(run(({}, [(EXPLOIT, 0, 0, 5)])))
+    with pytest.raises(ConfigError, match="run: nothing to export: NCCL's own choice was the best of every key"):
+        export.export_run(run(({}, [(EXPLOIT, 0, RING, 5)])))
     with pytest.raises(ConfigError, match=r"nothing to export: .* 1 keys had not settled"):
         export.export_run(run(({}, [(LEARN, RING, RING, 5)])))
 
