@@ -110,19 +110,23 @@ def test_every_table_is_checked_whatever_another_is_like(tmp_path: Path, run: Ru
     assert f"{bad}:1: a table begins" in errors
 
 
-def test_a_link_is_followed_and_what_is_no_file_stays_what_it_is(tmp_path: Path, run: Run) -> None:
+def test_a_link_is_replaced_and_what_is_no_file_stays_what_it_is(tmp_path: Path, run: Run) -> None:
     good, link, there, pipe = (tmp_path / name for name in ("good", "link", "there", "pipe"))
     good.write_text(GOOD)
     there.write_text("")
     link.symlink_to(there)
     os.mkfifo(pipe)
+    planted = tmp_path / f".link.{os.getpid()}"
+    planted.symlink_to(there)
     assert run("merge", str(good), "--out", str(link))[0] == 0
-    assert link.is_symlink()
-    assert "name=dp" in there.read_text()
+    assert not link.is_symlink(), "others may have put it there"
+    assert "name=dp" in link.read_text()
+    assert there.read_text() == ""
     code, _, said = run("merge", str(good), "--out", str(pipe))
     assert code == 2
     assert "is no regular file; name another with --out" in said
     assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [planted.name, "good", "link", "pipe", "there"]
 
 
 def test_a_static_table_has_variables_of_its_own_and_is_looked_at_by_doctor(

@@ -5,9 +5,9 @@ docs/static_tables.md has the format; the plugin reads the same text by itself (
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,19 +151,23 @@ def text_of(blocks: Iterable[Block]) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Whole or not at all, and so that nobody else may write to it. Raises ConfigError where there is no way, and for
-    what is there and is no file: a device would be one afterwards."""
-    path = path.resolve()
+    """Whole or not at all, and so that nobody else may write to it. A link of that name is replaced, not followed:
+    others may have put it there. Raises ConfigError where there is no way, and for what is there and is no file: a
+    device would be one afterwards."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: is no regular file; name another with --out")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished: Path | None = None
     try:
-        unfinished.write_text(text)
+        # Of a name that nobody can know before.
+        file, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        unfinished = Path(name)
+        with os.fdopen(file, "w") as out:
+            out.write(text)
         unfinished.chmod(0o644)
         unfinished.replace(path)
     except OSError as e:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
+        if unfinished is not None:
+            unfinished.unlink(missing_ok=True)
         raise ConfigError(f"{path}: cannot be written: {e.strerror}; name another with --out") from None
 
 

@@ -29,7 +29,7 @@ def test_without_need_nothing_changes(tmp_path: Path, job: str, overhead: dict[s
 
 def test_learning_converges_where_an_eighth_is_profiled(tmp_path: Path, job: str) -> None:
     experiment = small_experiment(
-        job, overhead={"profile_one_in": 8}, stop={"rounds": None, "exploit_rounds_after_last_event": 1}
+        job, overhead={"profile_one_in": 8}, stop={"rounds": None, "exploit_rounds_after_last_event": 4}
     )
     summary = run_online(experiment, tmp_path, serial=True)
     ratio = summary["geomean_vs_oracle"]
